@@ -1,0 +1,1 @@
+"""Second-order forward-mode automatic differentiation."""

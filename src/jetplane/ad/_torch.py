@@ -1,0 +1,123 @@
+"""The only file that touches torch's private modules.
+
+Everything here was checked on torch 2.11 to 2.13; when a new release moves something, this is the file to change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.autograd.function as _function
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = [
+    "AboveAutograd",
+    "DispatchMode",
+    "OpOverload",
+    "SingleLevelFunction",
+    "are_transforms_active",
+    "decomposition",
+    "is_composite",
+    "is_functorch_wrapper",
+    "op_database",
+    "prim_body",
+    "pytree",
+    "quiet_vmap_fallback",
+    "unwrap_functorch",
+]
+
+
+class DispatchMode(TorchDispatchMode):
+    """torch's dispatch mode, without the wrapper that would import and call dynamo at every operation."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+OpOverload = torch._ops.OpOverload
+
+# Function.apply resolves `super().apply` at call time, so this base class sees every call,
+# also those through a bound `MyFunction.apply` that was stored before jetplane was imported.
+SingleLevelFunction = _function._SingleLevelFunction
+
+_KEYS = torch._C.DispatchKey
+_AUTOCAST = [
+    getattr(_KEYS, name)
+    for name in dir(_KEYS)
+    if name.startswith("Autocast") and name not in ("AutocastFunctionality",)
+]
+
+
+class AboveAutograd:
+    """The thread's dispatch state where the mode was entered, to be restored inside its handler.
+
+    A dispatch handler runs below autograd and functorch. Restoring the state of the entry makes vmap,
+    composite operations and autograd work there; autocast stays off, for its casts happened already.
+    """
+
+    def __init__(self) -> None:
+        self.include = torch._C._dispatch_tls_local_include_set()
+        exclude = torch._C._dispatch_tls_local_exclude_set()
+        for key in _AUTOCAST:
+            exclude = exclude.add(key)
+        self.exclude = exclude
+
+    def __call__(self) -> Any:
+        """A context manager that restores the state."""
+        return torch._C._ForceDispatchKeyGuard(self.include, self.exclude)
+
+
+def is_composite(op: Any) -> bool:
+    """Whether torch implements ``op`` by calling other operations (CompositeImplicitAutograd)."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"))
+
+
+def decomposition(op: Any) -> Callable[..., Any] | None:
+    """torch's own decomposition of ``op`` into simpler operations, or None."""
+    # Lazy: the table imports sympy and takes a second.
+    from torch._decomp import decomposition_table
+
+    return decomposition_table.get(op)
+
+
+def prim_body(op: Any) -> Callable[..., Any] | None:
+    """The ATen implementation behind one of torch's `prims`, or None."""
+    return getattr(op, "impl_aten", None) if op.namespace == "prims" else None
+
+
+def are_transforms_active() -> bool:
+    """Whether a torch.func transform (vmap, grad, jvp, ...) is running."""
+    return bool(torch._C._are_functorch_transforms_active())
+
+
+def is_functorch_wrapper(tensor: torch.Tensor) -> bool:
+    """Whether ``tensor`` is one of torch.func's wrappers, which own no storage."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
+def unwrap_functorch(tensor: torch.Tensor) -> torch.Tensor:
+    """The plain tensor under any number of torch.func's wrappers."""
+    while is_functorch_wrapper(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
+
+
+class quiet_vmap_fallback:
+    """Lift by torch's loop, without its performance warning, where an operation has no batching rule."""
+
+    def __enter__(self) -> None:
+        torch._C._functorch._set_vmap_fallback_warning_enabled(False)
+
+    def __exit__(self, *exc: object) -> None:
+        torch._C._functorch._set_vmap_fallback_warning_enabled(True)
+
+
+def op_database() -> list[Any]:
+    """PyTorch's own table of operations with sample inputs. Needs the package `expecttest`."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return list(op_db)

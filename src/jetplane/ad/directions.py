@@ -1,0 +1,128 @@
+"""What the engine asks of directions, and the ones that it makes itself.
+
+A direction has the structure of the perturbed tensors; K of them have a leading axis K. Directions may also be lazy:
+an object that makes the rows of one tensor when the program reaches it, so that they are never held all at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+
+@runtime_checkable
+class Directions(Protocol):
+    """K directions in the space of a list of tensors."""
+
+    @property
+    def k(self) -> int:
+        """How many directions there are."""
+        ...
+
+    def rows(self, position: int, like: Tensor, start: int, stop: int) -> Tensor:
+        """Rows start to stop - 1 for the tensor ``like`` at ``position``: (stop - start, *like.shape).
+
+        Must give the same rows whenever it is asked again.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Given:
+    """Directions held as tensors (K, *S), one for each perturbed tensor."""
+
+    tensors: Sequence[Tensor]
+
+    @property
+    def k(self) -> int:
+        return self.tensors[0].shape[0]
+
+    def rows(self, position: int, like: Tensor, start: int, stop: int) -> Tensor:
+        return self.tensors[position][start:stop]
+
+
+@dataclass(frozen=True)
+class Basis:
+    """The coordinate directions of all tensors together, made row by row.
+
+    ``batch_ndim`` leading axes of every tensor are shared by each direction: for samples that do not interact.
+    """
+
+    shapes: Sequence[torch.Size]
+    batch_ndim: int = 0
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many directions each tensor has."""
+        return [shape[self.batch_ndim :].numel() for shape in self.shapes]
+
+    @property
+    def k(self) -> int:
+        return sum(self.sizes)
+
+    def rows(self, position: int, like: Tensor, start: int, stop: int) -> Tensor:
+        size = self.sizes[position]
+        offset = sum(self.sizes[:position])
+        index = torch.arange(start, stop, device=like.device) - offset
+        hot = (index[:, None] == torch.arange(size, device=like.device)[None, :]).to(like.dtype)
+        batch, rest = like.shape[: self.batch_ndim], like.shape[self.batch_ndim :]
+        shaped = hot.reshape(stop - start, *(1,) * len(batch), *rest)
+        return shaped.expand(stop - start, *like.shape) if batch else shaped
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The directions of one set, then those of another."""
+
+    first: Directions
+    then: Directions
+
+    @property
+    def k(self) -> int:
+        return self.first.k + self.then.k
+
+    def rows(self, position: int, like: Tensor, start: int, stop: int) -> Tensor:
+        cut = self.first.k
+        parts = []
+        if start < cut:
+            parts.append(self.first.rows(position, like, start, min(stop, cut)))
+        if stop > cut:
+            parts.append(self.then.rows(position, like, max(start, cut) - cut, stop - cut))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """Some rows of some directions for one perturbed tensor: the source of its tangents."""
+
+    tensor: Tensor
+    position: int
+    directions: Directions
+    chosen: tuple[int, ...]
+    curve: Tensor | None = None  # second rows of the leaf itself: a hyper-dual number's eps12
+
+    def tangent(self) -> Tensor:
+        """(rows chosen, *S)"""
+        parts = [
+            self.directions.rows(self.position, self.tensor, start, stop) for start, stop in _ranges(self.chosen)
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def second(self) -> Tensor | None:
+        """(1, *S) or None"""
+        return self.curve
+
+
+def _ranges(chosen: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Increasing row numbers as runs [start, stop)."""
+    runs: list[tuple[int, int]] = []
+    for row in chosen:
+        if runs and runs[-1][1] == row:
+            runs[-1] = (runs[-1][0], row + 1)
+        else:
+            runs.append((row, row + 1))
+    return runs

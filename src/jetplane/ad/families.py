@@ -1,0 +1,394 @@
+"""The rule families: how second-order jets pass through whole classes of operations.
+
+A family turns what a person knows of an operation (a derivative, "it is linear", "it is a product") into a rule.
+Zero rows are handled here and nowhere else: a rule never sees a missing tangent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import MissingRule
+from . import _torch
+from .jet import Jet, Lifted, PairSet
+from .registry import Kind, Rule, add, argument_names, name_of
+
+Derivative = Callable[..., Any]
+
+
+# -- constant -----------------------------------------------------------------------------------------------------
+
+
+def constant(*ops: Any) -> None:
+    """Operations whose derivative is zero wherever it exists: floor, comparisons, zeros_like, random draws."""
+    for op in ops:
+        add(op, Rule("constant", Kind.CONSTANT, _identity))
+
+
+def _identity(value: Any) -> Any:
+    return value
+
+
+# -- composite ----------------------------------------------------------------------------------------------------
+
+
+def composite(op: Any, body: Callable[..., Any]) -> None:
+    """An operation equal to a program ``body`` of operations that have rules. ``body`` takes the same arguments."""
+    add(op, Rule("composite", Kind.COMPOSITE, body))
+
+
+# -- jet: the general form ----------------------------------------------------------------------------------------
+
+
+def jet_rule(op: Any, family: str = "jet") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator for a rule written out in full: ``rule(pairs, op, *args, **kwargs)``.
+
+    Perturbed tensors arrive as :class:`Jet`, all others as they are; the rule returns a Jet for each output that
+    varies and a tensor for each that does not.
+    """
+
+    def enter(rule: Callable[..., Any]) -> Callable[..., Any]:
+        add(op, Rule(family, Kind.JET, rule))
+        return rule
+
+    return enter
+
+
+def primal_of(value: Any) -> Any:
+    """The value without its derivatives."""
+    return value.primal if isinstance(value, Jet) else value
+
+
+def primals_of(tree: Any) -> Any:
+    """``tree`` with every Jet replaced by its value."""
+    return _torch.pytree.tree_map(primal_of, tree, is_leaf=lambda leaf: isinstance(leaf, Jet))
+
+
+def evaluate(op: Any, args: Sequence[Any], kwargs: dict[str, Any] | None = None) -> Any:
+    """The operation on the values alone."""
+    args, kwargs = primals_of((tuple(args), kwargs or {}))
+    return op(*args, **kwargs)
+
+
+# -- elementwise --------------------------------------------------------------------------------------------------
+
+
+def elementwise(op: Any, first: Derivative, second: Derivative | None = None) -> None:
+    """A function of one tensor, element by element.
+
+    ``first(x, y, *rest)`` is f'(x) given the input and the output y = f(x); ``second(x, y, d, *rest)`` is f''(x),
+    given d = f'(x) too, or None where f'' is zero. Both take the operation's further arguments.
+    """
+
+    def rule(pairs: PairSet, op: Any, x: Any, *rest: Any, **kwargs: Any) -> Any:
+        if not isinstance(x, Jet):
+            raise _nonlinear_argument(op, argument_names(op)[1])
+        _refuse_jets(op, rest, kwargs)
+        y = op(x.primal, *rest, **kwargs)
+        d = first(x.primal, y, *rest, **kwargs)
+        curved = second is not None and pairs.rows and x.tangent is not None
+        h = second(x.primal, y, d, *rest, **kwargs) if curved and second is not None else None
+        return chain(pairs, y, [x], [d], {(0, 0): h})
+
+    add(op, Rule("elementwise", Kind.JET, rule))
+
+
+def elementwise_of_many(op: Any, count: int, first: Derivative, second: Derivative | None = None) -> None:
+    """A function of ``count`` tensors (or numbers), element by element with broadcasting.
+
+    ``first(y, *args)`` gives the ``count`` partial derivatives, ``second(y, *args)`` a dict of second ones keyed by
+    (a, b), a <= b; what is missing or None is zero, and a function is called only if its derivative is needed.
+    """
+
+    def rule(pairs: PairSet, op: Any, *args: Any, **kwargs: Any) -> Any:
+        _refuse_jets(op, args[count:], kwargs)
+        values = primals_of(args)
+        y = op(*values, **kwargs)
+        partials = first(y, *values, **kwargs)
+        hessian = second(y, *values, **kwargs) if second is not None and pairs.rows else {}
+        return chain(pairs, y, args[:count], partials, hessian)
+
+    add(op, Rule("elementwise", Kind.JET, rule))
+
+
+def chain(
+    pairs: PairSet, y: Tensor, operands: Sequence[Any], partials: Sequence[Any], hessian: dict[tuple[int, int], Any]
+) -> Jet:
+    """The chain rule, written once: ``partials`` and ``hessian`` of an elementwise y, at the operands' jets.
+
+    y_i  = sum_a f_a a_i
+    y_ij = sum_a f_a a_ij + sum_a f_aa a_i a_j + sum_{a<b} f_ab (a_i b_j + a_j b_i)
+    """
+    tangents = [align(x.tangent, y.ndim) if isinstance(x, Jet) else None for x in operands]
+    tangent = total(scaled(t, d) for t, d in zip(tangents, partials, strict=True))
+    if not pairs.rows:
+        return Jet(y, spread(tangent, y), None)
+    seconds = [align(x.second, y.ndim) if isinstance(x, Jet) else None for x in operands]
+    terms = [scaled(s, d) for s, d in zip(seconds, partials, strict=True)]
+    for (a, b), h in hessian.items():
+        ta, tb = tangents[a], tangents[b]
+        if ta is None or tb is None:
+            continue
+        scaled_ta = scaled(ta, h)
+        if scaled_ta is not None:
+            terms.append(pairs.outer(scaled_ta, tb) if a == b else pairs.cross(scaled_ta, tb))
+    return Jet(y, spread(tangent, y), spread(total(terms), y))
+
+
+def align(rows: Tensor | None, ndim: int) -> Tensor | None:
+    """Rows (R, *S) with size-1 axes behind the first, so that S broadcasts against a value of ``ndim`` axes."""
+    if rows is None or rows.ndim == ndim + 1:
+        return rows
+    return rows.reshape(rows.shape[0], *(1,) * (ndim + 1 - rows.ndim), *rows.shape[1:])
+
+
+def scaled(rows: Tensor | None, factor: Any) -> Tensor | None:
+    """``rows * factor``, with None for zero rows or a zero factor."""
+    if rows is None:
+        return None
+    if callable(factor):
+        factor = factor()
+    return None if factor is None else rows if _is_one(factor) else rows * factor
+
+
+def total(terms: Any) -> Tensor | None:
+    """The sum of rows, None for zero."""
+    result = None
+    for term in terms:
+        if term is not None:
+            result = term if result is None else result + term
+    return result
+
+
+def spread(rows: Tensor | None, y: Tensor) -> Tensor | None:
+    """Rows broadcast to (R, *y.shape)."""
+    if rows is None or rows.shape[1:] == y.shape:
+        return rows
+    return rows.expand(rows.shape[0], *y.shape)
+
+
+def _is_one(factor: Any) -> bool:
+    return isinstance(factor, int | float) and factor == 1
+
+
+# -- linear -------------------------------------------------------------------------------------------------------
+
+
+def linear(op: Any, over: str | Sequence[str] | None = None, dims: str | None = None) -> None:
+    """An operation jointly linear (or affine) in the arguments named by ``over``; by default in the first one.
+
+    Its rows are the operation applied to the rows, with every other operand of ``over`` set to zero. Rows are lifted
+    with vmap, or, where ``dims`` names the argument that holds the axes, by moving those axes one up.
+    """
+    names = (over,) if isinstance(over, str) else over
+
+    def rule(pairs: PairSet, op: Any, *args: Any, **kwargs: Any) -> Any:
+        arguments = argument_names(op)
+        active = set(names or arguments[:1])
+        bound = dict(zip(arguments, args, strict=False)) | kwargs
+        y = evaluate(op, args, kwargs)
+        for name, value in bound.items():
+            if name not in active and _has_jets(value):
+                raise _nonlinear_argument(op, name)
+        lifted = _shifted if dims is not None and _can_shift(bound, active) else _vmapped
+        tangent = lifted(op, args, kwargs, active, "tangent", dims)
+        second = lifted(op, args, kwargs, active, "second", dims) if pairs.rows else None
+        return rejoin(y, tangent, second)
+
+    add(op, Rule("linear", Kind.JET, rule))
+
+
+def rejoin(y: Any, tangent: Any, second: Any) -> Any:
+    """Jets from an operation's outputs and their rows; integer outputs stay constants."""
+    if isinstance(y, Tensor):
+        return Jet(y, tangent, second) if y.is_floating_point() or y.is_complex() else y
+    count = len(y)
+    tangents = tangent if tangent is not None else (None,) * count
+    seconds = second if second is not None else (None,) * count
+    return tuple(rejoin(*parts) for parts in zip(y, tangents, seconds, strict=True))
+
+
+def _rows_of(value: Any, part: str) -> Tensor | None:
+    return getattr(value, part) if isinstance(value, Jet) else None
+
+
+def _is_jet(value: Any) -> bool:
+    return isinstance(value, Jet)
+
+
+def _has_jets(value: Any) -> bool:
+    return isinstance(value, Jet) or (isinstance(value, list | tuple) and any(map(_has_jets, value)))
+
+
+def _can_shift(bound: dict[str, Any], active: set[str]) -> bool:
+    jets = [j for name in active for j in _torch.pytree.tree_leaves(bound.get(name), is_leaf=_is_jet) if _is_jet(j)]
+    return all(j.primal.ndim > 0 for j in jets)
+
+
+def _zero_like(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.new_zeros(()).expand(value.shape) if value.is_floating_point() else torch.zeros_like(value)
+    return 0 if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+def _split(op: Any, args: Sequence[Any], kwargs: dict[str, Any], active: set[str], part: str) -> Any:
+    """Leaves of the arguments with rows in place of jets, and which leaves are rows."""
+    names = argument_names(op)
+    leaves: list[Any] = []
+    is_row: list[bool] = []
+    structure = _torch.pytree.tree_structure((list(args), dict(kwargs)), is_leaf=_is_jet)
+    named = [*zip(names, args, strict=False), *kwargs.items()]
+    for name, value in named:
+        for leaf in _torch.pytree.tree_leaves(value, is_leaf=_is_jet):
+            rows = _rows_of(leaf, part)
+            is_row.append(rows is not None)
+            leaf = primal_of(leaf)
+            leaves.append(rows if rows is not None else _zero_like(leaf) if name in active else leaf)
+    return leaves, is_row, structure
+
+
+def _vmapped(op: Any, args: Sequence[Any], kwargs: dict[str, Any], active: set[str], part: str, dims: None) -> Any:
+    leaves, is_row, structure = _split(op, args, kwargs, active, part)
+    if not any(is_row):
+        return None
+    rows = [leaf for leaf, row in zip(leaves, is_row, strict=True) if row]
+
+    def once(*one: Tensor) -> Any:
+        fill = iter(one)
+        full = [next(fill) if row else leaf for leaf, row in zip(leaves, is_row, strict=True)]
+        positional, keywords = _torch.pytree.tree_unflatten(full, structure)
+        return op(*positional, **keywords)
+
+    return vmapped(once, *rows)
+
+
+def vmapped(function: Callable[..., Any], *rows: Tensor) -> Any:
+    """``function`` over the first axis of each of ``rows``."""
+    with _torch.quiet_vmap_fallback():
+        return torch.vmap(function)(*rows)
+
+
+def _shifted(op: Any, args: Sequence[Any], kwargs: dict[str, Any], active: set[str], part: str, dims: str) -> Any:
+    """The operation on the rows themselves, its axes counted behind the row axis."""
+    leaves, is_row, structure = _split(op, args, kwargs, active, part)
+    if not any(is_row):
+        return None
+    count = next(leaf.shape[0] for leaf, row in zip(leaves, is_row, strict=True) if row)
+    names = argument_names(op)
+    positional, keywords = _torch.pytree.tree_unflatten(leaves, structure)
+    bound = dict(zip(names, positional, strict=False)) | keywords
+    flags, flag_keywords = _torch.pytree.tree_unflatten(is_row, structure)
+    flagged = dict(zip(names, flags, strict=False)) | flag_keywords
+
+    def with_row_axis(value: Any, row: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return [with_row_axis(v, r) for v, r in zip(value, row, strict=True)]
+        return value if row or not isinstance(value, Tensor) else value.expand(count, *value.shape)
+
+    for name in active & bound.keys():
+        bound[name] = with_row_axis(bound[name], flagged[name])
+    axes = bound.get(dims)
+    if axes is None:
+        axes = _default_of(op, dims)
+    if isinstance(axes, list | tuple) and axes:
+        bound[dims] = [axis + 1 if axis >= 0 else axis for axis in axes]
+    elif isinstance(axes, int):
+        bound[dims] = axes + 1 if axes >= 0 else axes
+    else:  # None or []: all axes but the rows'
+        first = next(leaf for leaf, row in zip(leaves, is_row, strict=True) if row)
+        bound[dims] = list(range(1, first.ndim))
+    return _call_bound(op, bound)
+
+
+def _default_of(op: Any, name: str) -> Any:
+    return next(a.default_value for a in op._schema.arguments if a.name == name)
+
+
+def _call_bound(op: Any, bound: dict[str, Any]) -> Any:
+    keyword_only = {a.name for a in op._schema.arguments if a.kwarg_only}
+    positional = []
+    for argument in op._schema.arguments:
+        if argument.kwarg_only:
+            break
+        positional.append(bound[argument.name] if argument.name in bound else argument.default_value)
+    return op(*positional, **{name: value for name, value in bound.items() if name in keyword_only})
+
+
+# -- bilinear -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Vmapped:
+    """A bilinear function lifted over rows with vmap: the readable twin of every hand-written lift."""
+
+    function: Callable[[Tensor, Tensor], Tensor]
+
+    def left(self, a: Tensor, b: Tensor) -> Tensor:
+        return vmapped(lambda row: self.function(row, b), a)
+
+    def right(self, a: Tensor, b: Tensor) -> Tensor:
+        return vmapped(lambda row: self.function(a, row), b)
+
+    def paired(self, a: Tensor, b: Tensor) -> Tensor:
+        return vmapped(self.function, a, b)
+
+    def grid(self, a: Tensor, b: Tensor) -> Tensor:
+        return vmapped(lambda row: self.right(row, b), a)
+
+
+def bilinear(op: Any, lift: Callable[..., Lifted] | None = None) -> None:
+    """An operation linear in its first and in its second argument: a product, a convolution.
+
+    ``lift(op, a, b, *rest)`` gives the operation over leading row axes; without it vmap does.
+    """
+
+    def rule(pairs: PairSet, op: Any, a: Any, b: Any, *rest: Any, **kwargs: Any) -> Jet:
+        _refuse_jets(op, rest, kwargs)
+        y = op(primal_of(a), primal_of(b), *rest, **kwargs)
+        if lift is None:
+            lifted: Lifted = Vmapped(lambda left, right: op(left, right, *rest, **kwargs))
+        else:
+            lifted = lift(op, primal_of(a), primal_of(b), *rest, **kwargs)
+        return product(pairs, y, lifted, a, b)
+
+    add(op, Rule("bilinear", Kind.JET, rule))
+
+
+def product(pairs: PairSet, y: Tensor, lifted: Lifted, a: Any, b: Any) -> Jet:
+    """The jet of y = B(a, b): the product rule of first and second order, for any bilinear B."""
+    x, w = primal_of(a), primal_of(b)
+    xt, wt = _rows_of(a, "tangent"), _rows_of(b, "tangent")
+    tangent = total((None if xt is None else lifted.left(xt, w), None if wt is None else lifted.right(x, wt)))
+    if not pairs.rows:
+        return Jet(y, tangent, None)
+    xs, ws = _rows_of(a, "second"), _rows_of(b, "second")
+    second = total(
+        (
+            None if xs is None else lifted.left(xs, w),
+            None if ws is None else lifted.right(x, ws),
+            None if xt is None or wt is None else pairs.bilinear(lifted, xt, wt),
+        )
+    )
+    return Jet(y, tangent, second)
+
+
+# -- errors -------------------------------------------------------------------------------------------------------
+
+
+def _refuse_jets(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    if _has_jets(args) or _has_jets(tuple(kwargs.values())):
+        offset = len(argument_names(op)) - len(args) - len(kwargs)
+        index = next((i for i, value in enumerate(args) if _has_jets(value)), None)
+        name = next((n for n, v in kwargs.items() if _has_jets(v)), "") if index is None else argument_names(op)[
+            min(max(offset, 0) + index, len(argument_names(op)) - 1)
+        ]
+        raise _nonlinear_argument(op, name)
+
+
+def _nonlinear_argument(op: Any, name: str) -> MissingRule:
+    return MissingRule(f"the rule of {name_of(op)} does not differentiate its argument {name!r}, which is perturbed", str(op))

@@ -1,0 +1,344 @@
+"""The engine: a dispatch mode that carries jets beside the ordinary tensors of an unmodified program.
+
+It knows no operation. For each call that touches a perturbed storage it asks the table for a plan and follows it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from ..errors import MissingRule, UnsupportedProgram
+from . import _torch, rules
+from .jet import Jet, PairSet
+from .locate import call_site
+from .registry import Kind, Plan, argument_names, plan
+from .rows import Record, Seed
+
+__all__ = ["JetMode"]
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+class JetMode(_torch.DispatchMode):
+    """Carries tangent and second rows for every storage that depends on a perturbed leaf."""
+
+    def __init__(self, pairs: PairSet) -> None:
+        super().__init__()
+        rules.load()
+        self.pairs = pairs
+        self.above = _torch.AboveAutograd()
+        self.stops = StopMode(self)
+        self._records: weakref.WeakKeyDictionary[Any, Record | Seed] = weakref.WeakKeyDictionary()
+        self._stopped: dict[int, weakref.ref[Tensor]] = {}
+        self._functions: list[str] = []  # autograd.Functions running that no perturbed tensor was passed to
+
+    # -- records ----------------------------------------------------------------------------------------------------
+
+    def seed(self, tensor: Tensor, seed: Seed) -> None:
+        """Perturb a leaf."""
+        self._records[tensor.untyped_storage()] = seed
+
+    def record_of(self, tensor: Tensor) -> Record | Seed | None:
+        """The record behind ``tensor``; None where it does not depend on a perturbed leaf."""
+        if self._stopped and self.is_stopped(tensor):
+            return None
+        return self._records.get(tensor.untyped_storage())
+
+    def jet(self, tensor: Tensor) -> Jet:
+        """The jet of a tensor of the program."""
+        record = self.record_of(tensor)
+        return Jet(tensor, None, None) if record is None else Jet(tensor, *record.read(tensor))
+
+    def tracks(self, tensor: Tensor) -> bool:
+        """Whether ``tensor`` depends on a perturbed leaf."""
+        try:
+            return self.record_of(tensor) is not None
+        except NotImplementedError:  # sparse and nested layouts own no single storage
+            return False
+
+    @contextlib.contextmanager
+    def inside_function(self, name: str) -> Iterator[None]:
+        """While the forward body of autograd.Function ``name`` runs: it may use no perturbed tensor."""
+        self._functions.append(name)
+        try:
+            yield
+        finally:
+            self._functions.pop()
+
+    def stop(self, tensor: Tensor) -> None:
+        """Let no tangent through this tensor object: the user detached it."""
+        key = id(tensor)
+        self._stopped[key] = weakref.ref(tensor, lambda _: self._stopped.pop(key, None))
+
+    def is_stopped(self, tensor: Tensor) -> bool:
+        """Whether the user detached this tensor, or a tensor that it is a view of."""
+        reference = self._stopped.get(id(tensor))
+        return reference is not None and reference() is tensor
+
+    # -- dispatch ---------------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if types and not all(t in _PLAIN for t in types):
+            _refuse_subclasses(func, types)
+        tracked = self._tracked(args, kwargs)
+        if not tracked:
+            out = func(*args, **kwargs)
+            if self._stopped:
+                self._stop_views(func, args, out)
+            return out
+        if self._functions:
+            raise UnsupportedProgram(
+                f"the forward body of torch.autograd.Function {self._functions[-1]} uses a perturbed tensor that is not "
+                f"one of its arguments, at {call_site(str(func))}; expected it as an argument, and a rule."
+            )
+        step = plan(func)
+        try:
+            return self._follow(step, func, args, kwargs, tracked)
+        except MissingRule as error:
+            raise self._explain(func, error) from None
+
+    def _follow(self, step: Plan, func: Any, args: Any, kwargs: Any, tracked: list[Tensor]) -> Any:
+        if step.kind is Kind.VIEW:
+            out = func(*args, **kwargs)
+            if self._stopped:
+                self._stop_views(func, args, out)
+            _refuse_reinterpretation(func, tracked, out)
+            return out
+        if step.kind is Kind.CONSTANT:
+            return func(*args, **kwargs)
+        if step.kind is Kind.MISSING:
+            return self._missing(step, func, args, kwargs)
+        for tensor in tracked:
+            record = self._records.get(tensor.untyped_storage())
+            if isinstance(record, Seed):
+                record.used = True
+        if step.kind is Kind.INPLACE:
+            return self._write(step, func, args, kwargs)
+        return self._return(self._apply(step, func, args, kwargs), args)
+
+    def _apply(self, step: Plan, func: Any, args: Any, kwargs: Any) -> Any:
+        """The outputs of an operation: jets from a rule, tensors of the program from a composite."""
+        assert step.apply is not None
+        if step.kind is Kind.COMPOSITE:
+            with self.above(), self.stops, self:
+                return step.apply(*args, **kwargs)
+        lifted_args, lifted_kwargs = self._lift(args), {name: self._lift_one(v) for name, v in kwargs.items()}
+        with self.above():
+            return step.apply(self.pairs, func, *lifted_args, **lifted_kwargs)
+
+    def _return(self, out: Any, args: Any) -> Any:
+        """Enter the rows of the outputs and hand back ordinary tensors."""
+        if isinstance(out, Jet):
+            value = _fresh(out.primal, args)
+            self._enter(value, out.tangent, out.second)
+            return value
+        if isinstance(out, Tensor):
+            return _fresh(out, args)
+        if isinstance(out, tuple | list):
+            items = [self._return(item, args) for item in out]
+            return items if isinstance(out, list) else tuple(items)
+        return out
+
+    def _enter(self, value: Tensor, tangent: Tensor | None, second: Tensor | None) -> None:
+        if tangent is None and second is None:
+            return
+        if value.is_complex():
+            raise UnsupportedProgram(f"complex is not supported: {call_site('an operation')} made a {value.dtype} value.")
+        self._records[value.untyped_storage()] = Record(value, _cast(tangent, value), _cast(second, value))
+
+    def _write(self, step: Plan, func: Any, args: Any, kwargs: Any) -> Any:
+        """An in-place or out= operation: the functional counterpart's jets, written into the destinations."""
+        assert step.counterpart is not None
+        names = argument_names(func)
+        bound = dict(zip(names, args, strict=False)) | kwargs
+        targets = [bound[name] for name in step.writes if bound.get(name) is not None]
+        if step.counterpart.kind is Kind.CONSTANT:
+            result = func(*args, **kwargs)
+            jets: list[Jet] = [Jet(target, None, None) for target in targets]
+        else:
+            outs = {a.name for a in func._schema.arguments if a.is_out}
+            inner_kwargs = {name: value for name, value in kwargs.items() if name not in outs}
+            self._refuse_detached(targets, func)
+            out = self._apply(step.counterpart, step.functional, args, inner_kwargs)
+            flat = list(out) if isinstance(out, tuple | list) else [out]
+            jets = [item if isinstance(item, Jet) else self.jet(item) for item in flat[: len(targets)]]
+            for target, jet in zip(targets, jets, strict=True):
+                value = jet.primal.detach() if jet.primal.requires_grad else jet.primal
+                if target.shape != value.shape and outs:
+                    target.resize_(value.shape)
+                target.copy_(value)
+            result = targets[0] if len(targets) == 1 else tuple(targets)
+        for target, jet in zip(targets, jets, strict=True):
+            self._overwrite(target, _cast(jet.tangent, target), _cast(jet.second, target))
+        return result
+
+    def _refuse_detached(self, targets: list[Tensor], func: Any) -> None:
+        for target in targets:
+            if self._stopped and self.is_stopped(target):
+                raise UnsupportedProgram(
+                    f"{call_site(str(func))} writes a perturbed value into a detached tensor, whose memory it shares "
+                    "with others; expected a write into a clone."
+                )
+
+    def _overwrite(self, target: Tensor, tangent: Tensor | None, second: Tensor | None) -> None:
+        storage = target.untyped_storage()
+        record = self._records.get(storage)
+        if record is None:
+            if tangent is None and second is None:
+                return
+            record = Record(target, None, None)
+        elif isinstance(record, Seed):
+            record = record.record(target)
+        record.write(target, tangent, second)
+        self._records[storage] = record
+
+    def _missing(self, step: Plan, func: Any, args: Any, kwargs: Any) -> Any:
+        if not step.writes:
+            out = func(*args, **kwargs)
+            if not any(_is_differentiable(t) for t in _torch.pytree.tree_leaves(out) if isinstance(t, Tensor)):
+                return out  # integers and truth values have no derivative
+        raise MissingRule(f"{func} has no rule", str(func))
+
+    def _explain(self, func: Any, error: MissingRule) -> MissingRule:
+        if getattr(error, "explained", False):
+            return error
+        full = MissingRule(
+            f"{error}; called by {call_site(str(func))}. Register one with jetplane.register, for example "
+            f"jetplane.register.composite(torch.ops.{func}, body) with a body of operations that have rules; "
+            "see CONTRIBUTING, 'Add a rule'.",
+            error.op,
+        )
+        full.explained = True  # type: ignore[attr-defined]
+        return full
+
+    # -- arguments --------------------------------------------------------------------------------------------------
+
+    def _tracked(self, args: Any, kwargs: Any) -> list[Tensor]:
+        found: list[Tensor] = []
+        self._collect(args, found)
+        if kwargs:
+            self._collect(kwargs.values(), found)
+        return found
+
+    def _collect(self, values: Any, found: list[Tensor]) -> None:
+        for value in values:
+            if isinstance(value, Tensor):
+                if self.tracks(value):
+                    found.append(value)
+            elif isinstance(value, list | tuple):
+                self._collect(value, found)
+
+    def _lift(self, values: Any) -> Any:
+        return [self._lift_one(value) for value in values]
+
+    def _lift_one(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            record = self.record_of(value) if self.tracks(value) else None
+            if record is None:
+                return value
+            tangent, second = record.read(value)
+            return value if tangent is None and second is None else Jet(value, tangent, second)
+        if isinstance(value, list | tuple):
+            return [self._lift_one(item) for item in value]
+        return value
+
+    def _stop_views(self, func: Any, args: Any, out: Any) -> None:
+        """Views of a detached tensor are detached."""
+        if func.is_view and any(isinstance(a, Tensor) and self.is_stopped(a) for a in args):
+            for tensor in out if isinstance(out, list | tuple) else [out]:
+                self.stop(tensor)
+
+
+class StopMode(TorchFunctionMode):
+    """Sees the user's own calls, which a dispatch mode cannot tell from autograd's internal ones."""
+
+    def __init__(self, jets: JetMode) -> None:
+        super().__init__()
+        self._jets = weakref.proxy(jets)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        hook = _HOOKS.get(func)
+        if hook is None:
+            return func(*args, **(kwargs or {}))
+        return hook(self._jets, func, args, kwargs or {})
+
+
+def _stop_output(jets: JetMode, func: Any, args: Any, kwargs: Any) -> Any:
+    out = func(*args, **kwargs)
+    jets.stop(_torch.unwrap_functorch(out))
+    return out
+
+
+def _refuse_tracked(jets: JetMode, func: Any, args: Any, kwargs: Any) -> Any:
+    tensor = args[0]
+    if isinstance(tensor, Tensor) and not _torch.is_functorch_wrapper(tensor) and jets.tracks(tensor):
+        raise UnsupportedProgram(
+            f"{getattr(func, '__name__', func)} on a perturbed tensor loses its tangents, at {call_site('the program')}; "
+            "expected .detach() before it."
+        )
+    return func(*args, **kwargs)
+
+
+def _without_fused_rnn(jets: JetMode, func: Any, args: Any, kwargs: Any) -> Any:
+    # cuDNN's and oneDNN's fused layers hide the recurrence; without them torch unrolls it into plain operations
+    with torch.backends.cudnn.flags(enabled=False), torch.backends.mkldnn.flags(enabled=False):
+        return func(*args, **kwargs)
+
+
+_HOOKS: dict[Any, Any] = {
+    torch.Tensor.detach: _stop_output,
+    torch.detach: _stop_output,
+    torch.Tensor.detach_: _stop_output,
+    torch.detach_: _stop_output,
+    torch.Tensor.data.__get__: _stop_output,  # type: ignore[attr-defined]
+    torch.tensor: _stop_output,
+    torch.Tensor.data.__set__: _refuse_tracked,  # type: ignore[attr-defined]
+    torch.Tensor.numpy: _refuse_tracked,
+    torch.Tensor.__array__: _refuse_tracked,
+    torch.Tensor.__dlpack__: _refuse_tracked,
+    torch.lstm: _without_fused_rnn,
+    torch.gru: _without_fused_rnn,
+    torch.rnn_tanh: _without_fused_rnn,
+    torch.rnn_relu: _without_fused_rnn,
+}
+
+
+def _fresh(value: Tensor, args: Any) -> Tensor:
+    """``value`` as autograd expects it from below: without a graph of its own and not an input."""
+    if value.requires_grad or value._is_view() or any(value is a for a in args):
+        return value.detach()
+    return value
+
+
+def _cast(rows: Tensor | None, value: Tensor) -> Tensor | None:
+    return rows if rows is None or rows.dtype == value.dtype else rows.to(value.dtype)
+
+
+def _is_differentiable(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _refuse_reinterpretation(func: Any, tracked: list[Tensor], out: Any) -> None:
+    for tensor in out if isinstance(out, list | tuple) else [out]:
+        if isinstance(tensor, Tensor) and tensor.dtype != tracked[0].dtype:
+            if tensor.is_complex():
+                raise UnsupportedProgram(f"complex is not supported: {call_site(str(func))} made a {tensor.dtype} value.")
+            raise MissingRule(f"{func} reinterprets perturbed memory as {tensor.dtype}", str(func))
+
+
+def _refuse_subclasses(func: Any, types: Any) -> None:
+    for kind in types:
+        if kind not in _PLAIN and kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+            raise UnsupportedProgram(
+                f"{call_site(str(func))} uses the tensor subclass {kind.__name__}, whose own dispatch hides its operations "
+                "from the engine; expected plain tensors."
+            )
+

@@ -1,0 +1,37 @@
+"""Where in the user's program something happened. Walks the Python stack, so it costs nothing until it is asked."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+
+
+def call_site(what: str) -> str:
+    """``what`` with the user's module path and source line, as far as the stack tells them."""
+    frame: FrameType | None = sys._getframe(1)
+    line = ""
+    modules: list[torch.nn.Module] = []
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, torch.nn.Module) and (not modules or modules[-1] is not owner):
+            modules.append(owner)
+        filename = frame.f_code.co_filename
+        if not line and not filename.startswith(_LIBRARIES) and not filename.startswith("<frozen"):
+            line = f"{filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    where = module_path(modules)
+    return what + (f" in module {where}" if where else "") + (f" at {line}" if line else "")
+
+
+def module_path(modules: list[torch.nn.Module]) -> str:
+    """The innermost of ``modules`` (innermost first) as a path below the outermost one."""
+    if not modules:
+        return ""
+    inner, root = modules[0], modules[-1]
+    name = next((name for name, module in root.named_modules() if module is inner), "")
+    return f"{name or type(inner).__name__} ({type(inner).__name__})"

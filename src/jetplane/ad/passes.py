@@ -1,0 +1,188 @@
+"""One pass of the engine over a program, and how a large set of directions is split into several."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from . import _torch
+from .directions import Directions, Leaf
+from .guards import guarded
+from .interpreter import JetMode
+from .jet import Jet, PairSet
+from .rows import Seed, geometry
+
+
+class Pass:
+    """Perturbed leaves and the mode that follows them. The rows can be read after the pass, too."""
+
+    def __init__(self, pairs: PairSet) -> None:
+        self.pairs = pairs
+        self.mode = JetMode(pairs)
+        self._seeds: list[Seed] = []
+        self._leaves: list[Tensor] = []
+
+    def perturb(self, leaf: Leaf, label: str) -> None:
+        """Let ``leaf``'s tensor vary along its directions."""
+        for other, seed in zip(self._leaves, self._seeds, strict=True):
+            if _overlap(leaf.tensor, other):
+                raise ValueError(f"{label} shares its memory with {seed.label}; expected each tensor to be perturbed once.")
+        seed = Seed(leaf.tensor, leaf, label)
+        self._seeds.append(seed)
+        self._leaves.append(leaf.tensor)
+        self.mode.seed(leaf.tensor, seed)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """The engine is active inside."""
+        with guarded(self.mode):
+            yield
+
+    def unused(self) -> list[str]:
+        """Labels of the leaves that no operation has read."""
+        return [seed.label for seed in self._seeds if not seed.used]
+
+    def jet(self, tensor: Tensor) -> Jet:
+        """The jet of ``tensor``, with zeros written out."""
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"the program returned {type(tensor).__name__} {tensor!r}; expected a tensor.")
+        jet = self.mode.jet(tensor)
+        dtype = tensor.dtype if tensor.is_floating_point() else torch.get_default_dtype()
+
+        def full(rows: Tensor | None, count: int) -> Tensor:
+            if rows is not None:
+                return rows
+            return torch.zeros((count, *tensor.shape), dtype=dtype, device=tensor.device)
+
+        return Jet(tensor, full(jet.tangent, self.pairs.k), full(jet.second, self.pairs.rows))
+
+
+def _overlap(a: Tensor, b: Tensor) -> bool:
+    if a.untyped_storage()._cdata != b.untyped_storage()._cdata or not a.numel() or not b.numel():
+        return False
+
+    def span(tensor: Tensor) -> tuple[int, int]:
+        size, stride, offset = geometry(tensor)
+        return offset, offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
+
+    (a0, a1), (b0, b1) = span(a), span(b)
+    return a0 <= b1 and b0 <= a1
+
+
+# -- checks of what the user gives --------------------------------------------------------------------------------
+
+
+def check_leaf(tensor: object, label: str) -> Tensor:
+    """``tensor`` if it can be perturbed."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{label} is {type(tensor).__name__}; expected a tensor to perturb.")
+    if tensor.is_complex():
+        raise TypeError(f"{label} has dtype {tensor.dtype}; complex is not supported, expected a real floating dtype.")
+    if not tensor.is_floating_point():
+        raise TypeError(f"{label} has dtype {tensor.dtype}; only floating-point tensors can be perturbed.")
+    if tensor.layout is not torch.strided:
+        raise TypeError(f"{label} has layout {tensor.layout}; expected torch.strided.")
+    if _torch.is_functorch_wrapper(tensor):
+        raise TypeError(f"{label} belongs to a torch.func transform; expected a plain tensor.")
+    return tensor
+
+
+def check_directions(directions: Sequence[Tensor], leaves: Sequence[Tensor], labels: Sequence[str]) -> None:
+    """Raise unless each of ``directions`` has the shape (K, *S), dtype and device of its tensor, and one K."""
+    count: int | None = None
+    for direction, leaf, label in zip(directions, leaves, labels, strict=True):
+        shape = tuple(leaf.shape)
+        if not isinstance(direction, Tensor):
+            raise TypeError(f"directions for {label} are {type(direction).__name__}; expected a tensor (K, *{shape}).")
+        if direction.ndim != leaf.ndim + 1 or tuple(direction.shape[1:]) != shape:
+            expected = ", ".join(["K", *map(str, shape)])
+            raise ValueError(
+                f"directions for {label} {shape} have shape {tuple(direction.shape)}; expected ({expected})."
+            )
+        if direction.dtype != leaf.dtype:
+            raise ValueError(f"directions for {label} have dtype {direction.dtype}; expected {leaf.dtype}.")
+        if direction.device != leaf.device:
+            raise ValueError(f"directions for {label} are on {direction.device}; expected {leaf.device}.")
+        if direction.shape[0] == 0:
+            raise ValueError(f"directions for {label} have K = 0; expected at least one direction.")
+        if count is not None and direction.shape[0] != count:
+            raise ValueError(f"directions for {label} have K = {direction.shape[0]}; expected {count} as for {labels[0]}.")
+        count = direction.shape[0]
+        if not bool(torch.isfinite(direction.detach()).all()):
+            raise ValueError(f"directions for {label} hold values that are not finite; expected finite numbers.")
+
+
+# -- chunks -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A part of the work: some directions and some pairs, numbered within the chunk and within the whole."""
+
+    rows: tuple[int, ...]  # which directions
+    pairs: PairSet  # pairs of them, numbered within the chunk
+    positions: tuple[int, ...]  # where those pairs stand in the whole set
+
+
+def chunks(pairs: PairSet, size: int | None) -> list[Chunk]:
+    """Split a pair set so that each chunk touches at most two blocks of ``size`` directions."""
+    if size is not None and (not isinstance(size, int) or size < 1):
+        raise ValueError(f"chunk_size is {size!r}; expected a positive integer or None.")
+    if size is None or size >= pairs.k:
+        return [Chunk(tuple(range(pairs.k)), pairs, tuple(range(len(pairs.pairs))))]
+    blocks: dict[tuple[int, int], list[int]] = {}
+    for position, (i, j) in enumerate(pairs.pairs):
+        blocks.setdefault((i // size, j // size), []).append(position)
+    result = [_chunk(pairs, positions) for positions in blocks.values()]
+    covered = {row for chunk in result for row in chunk.rows}
+    missing = [row for row in range(pairs.k) if row not in covered]
+    for start in range(0, len(missing), size):
+        rows = tuple(missing[start : start + size])
+        result.append(Chunk(rows, PairSet.none(len(rows)), ()))
+    return result
+
+
+def _chunk(pairs: PairSet, positions: list[int]) -> Chunk:
+    chosen = [pairs.pairs[p] for p in positions]
+    rows = tuple(sorted({row for pair in chosen for row in pair}))
+    number = {row: n for n, row in enumerate(rows)}
+    local = tuple((number[i], number[j]) for i, j in chosen)
+    weights = None if pairs.weights is None else tuple(pairs.weights[p] for p in positions)
+    shape = next(
+        (s.shape for s in (PairSet.all(len(rows)), PairSet.diagonal(len(rows)), PairSet.star(len(rows))) if s.pairs == local),
+        "list",
+    )
+    return Chunk(rows, PairSet(len(rows), local, weights, shape), tuple(positions))
+
+
+def assemble(pairs: PairSet, parts: Sequence[tuple[Chunk, Jet]]) -> Jet:
+    """The jet of the whole set from the jets of its chunks."""
+    if len(parts) == 1:
+        return parts[0][1]
+    primal = parts[0][1].primal
+    tangents: dict[int, Tensor] = {}
+    seconds: dict[int, Tensor] = {}
+    collapsed: Tensor | None = None
+    for chunk, jet in parts:
+        assert jet.tangent is not None and jet.second is not None
+        for number, row in enumerate(chunk.rows):
+            tangents.setdefault(row, jet.tangent[number])
+        if pairs.weights is not None and chunk.positions:
+            collapsed = jet.second if collapsed is None else collapsed + jet.second
+        elif pairs.weights is None:
+            for number, position in enumerate(chunk.positions):
+                seconds[position] = jet.second[number]
+    tangent = torch.stack([tangents[row] for row in range(pairs.k)])
+    if pairs.weights is not None:
+        return Jet(primal, tangent, collapsed)
+    rows = [seconds[position] for position in range(len(pairs.pairs))]
+    return Jet(primal, tangent, torch.stack(rows) if rows else tangent.new_zeros((0, *primal.shape)))
+
+
+def lazily(directions: object) -> Directions | None:
+    """``directions`` if they are lazy ones."""
+    return directions if isinstance(directions, Directions) and not isinstance(directions, Tensor) else None

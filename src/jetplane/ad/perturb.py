@@ -1,0 +1,122 @@
+"""The engine as a context, for programs that use tensors in place: modules and their parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .directions import Directions, Given, Leaf
+from .jet import Jet, PairSet, Quadratic
+from .passes import Pass, check_directions, check_leaf, lazily
+from .transforms import quadratic_of
+
+__all__ = ["perturb"]
+
+
+class perturb:
+    """Run the program inside with ``params`` varying along K ``directions``.
+
+    ``params`` are tensors, or a mapping of names to tensors; ``directions`` are one tensor (K, *S) for each, in the
+    same form, or lazy. Inside, autograd is off; the rows can be read after the context has ended.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1, bias=False)
+        >>> with perturb(model.parameters(), [torch.eye(2).reshape(2, 1, 2)]) as jets:
+        ...     loss = model(torch.tensor([[3.0, 4.0]])).square().sum() / 2
+        >>> jets.quadratic(loss).curvature
+        tensor([[ 9., 12.],
+                [12., 16.]])
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Mapping[str, Tensor],
+        directions: Any,
+        pairs: str | PairSet = "all",
+        *,
+        allow_unused: bool = False,
+    ) -> None:
+        labels, leaves = _named(params)
+        rows = _rows(directions, leaves, labels, params)
+        self.pairs = PairSet.of(pairs, rows.k)
+        self._allow_unused = allow_unused
+        self._pass = Pass(self.pairs)
+        for position, (leaf, label) in enumerate(zip(leaves, labels, strict=True)):
+            self._pass.perturb(Leaf(leaf, position, rows, tuple(range(rows.k))), label)
+        self._entered: list[Any] = []
+
+    def __enter__(self) -> perturb:
+        if self._entered:
+            raise RuntimeError("this perturb is active already; expected a new one for each pass.")
+        no_grad, running = torch.no_grad(), self._pass.running()
+        no_grad.__enter__()
+        try:
+            running.__enter__()
+        except BaseException:
+            no_grad.__exit__(None, None, None)
+            raise
+        self._entered = [running, no_grad]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        entered, self._entered = self._entered, []
+        for context in entered:
+            context.__exit__(kind, error, trace)
+        if kind is None and not self._allow_unused:
+            unused = self._pass.unused()
+            if unused:
+                raise ValueError(
+                    f"the program never used {', '.join(unused)}; expected each perturbed tensor in it, or "
+                    "allow_unused=True."
+                )
+
+    def of(self, tensor: Tensor) -> Jet:
+        """The jet of a tensor of the program: primal, tangent (K, *S), second (rows, *S)."""
+        return self._pass.jet(tensor)
+
+    def quadratic(self, loss: Tensor) -> Quadratic:
+        """The quadratic model of a scalar of the program in the plane of the directions."""
+        if self.pairs != PairSet.all(self.pairs.k):
+            raise ValueError("this pass does not carry all pairs, which quadratic needs; expected pairs='all'.")
+        return quadratic_of(self.of(loss), self.pairs)
+
+
+def _named(params: Iterable[Tensor] | Mapping[str, Tensor]) -> tuple[list[str], list[Tensor]]:
+    if isinstance(params, Tensor):
+        raise TypeError("params is a tensor; expected a list of tensors or a mapping of names to tensors.")
+    if isinstance(params, Mapping):
+        labels, leaves = list(params.keys()), list(params.values())
+    else:
+        leaves = list(params)
+        labels = [f"parameter {i}" for i in range(len(leaves))]
+    if not leaves:
+        raise ValueError("params is empty; expected at least one tensor to perturb.")
+    return labels, [check_leaf(leaf, label) for leaf, label in zip(leaves, labels, strict=True)]
+
+
+def _rows(directions: Any, leaves: list[Tensor], labels: list[str], params: Any) -> Directions:
+    lazy = lazily(directions)
+    if lazy is not None:
+        return lazy
+    if isinstance(directions, Mapping):
+        if not isinstance(params, Mapping):
+            raise TypeError("directions are a mapping but params are a list; expected the same form for both.")
+        missing = [name for name in labels if name not in directions]
+        extra = [name for name in directions if name not in params]
+        if missing or extra:
+            raise ValueError(
+                f"directions lack {missing or 'nothing'} and name {extra or 'nothing'} beyond params; expected the same names."
+            )
+        given = [directions[name] for name in labels]
+    else:
+        given = list(directions)
+    if len(given) != len(leaves):
+        raise ValueError(f"there are directions for {len(given)} tensors; expected {len(leaves)}, one for each of params.")
+    check_directions(given, leaves, labels)
+    return Given(given)

@@ -1,0 +1,132 @@
+"""Rows per storage.
+
+A tangent belongs to memory, not to a tensor object: every view of a storage shares one record, so that a write through
+any alias is seen by all of them. Rows mirror the storage's geometry; the rows of a view are views of the rows.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+Geometry = tuple[tuple[int, ...], tuple[int, ...], int]
+
+
+def geometry(tensor: Tensor) -> Geometry:
+    """Where in its storage the tensor's elements lie."""
+    return tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+
+
+class Source(Protocol):
+    """Rows made on demand for a perturbed leaf, so that they need not be held."""
+
+    def tangent(self) -> Tensor: ...  # (K, *S)
+    def second(self) -> Tensor | None: ...  # (rows, *S)
+
+
+class Record:
+    """The rows of one storage, anchored to the geometry of the tensor that they were made for."""
+
+    def __init__(self, tensor: Tensor, tangent: Tensor | None, second: Tensor | None) -> None:
+        self._anchor = geometry(tensor)
+        self._parts: list[Tensor | None] = [tangent, second]
+        self._dtype = tensor.dtype
+        # Rows that were read may be shared (y = x + 1 has x's tangents), so the next write copies them.
+        self._owned = False
+
+    def read(self, tensor: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Tangent and second rows of ``tensor``, a view of the recorded storage."""
+        self._owned = False
+        if geometry(tensor) == self._anchor:
+            return self._parts[0], self._parts[1]
+        self._flatten(tensor)
+        tangent, second = (None if part is None else _view(part, tensor) for part in self._parts)
+        return tangent, second
+
+    def write(self, tensor: Tensor, tangent: Tensor | None, second: Tensor | None) -> None:
+        """Make these the rows of ``tensor``, a view of the recorded storage."""
+        if _covers(tensor):
+            self.__init__(tensor, tangent, second)  # type: ignore[misc]
+            return
+        self._flatten(tensor)
+        for index, rows in enumerate((tangent, second)):
+            part = self._parts[index]
+            if part is None:
+                if rows is None:
+                    continue
+                part = rows.new_zeros((rows.shape[0], _elements(tensor)), dtype=self._dtype)
+            elif not self._owned:
+                part = part.clone()
+            target = _view(part, tensor)
+            if rows is None:
+                target.zero_()
+            else:
+                target.copy_(rows)
+            self._parts[index] = part
+        # every part that is not None has just been cloned or made here
+        self._owned = True
+
+    def _flatten(self, tensor: Tensor) -> None:
+        """Re-anchor the rows to the whole storage, (R, elements); without a copy where the layouts agree."""
+        count = _elements(tensor)
+        flat: Geometry = ((count,), (1,), 0)
+        if self._anchor == flat:
+            return
+        size, stride, offset = self._anchor
+        for index, part in enumerate(self._parts):
+            if part is None:
+                continue
+            if offset == 0 and _same_layout(part[0], stride) and part[0].numel() == count and _dense(part[0]):
+                self._parts[index] = part.as_strided((part.shape[0], count), (part.stride(0), 1), part.storage_offset())
+                continue
+            rows = part.new_zeros((part.shape[0], count))
+            rows.as_strided((part.shape[0], *size), (count, *stride), offset).copy_(part)
+            self._parts[index] = rows
+        self._anchor = flat
+
+
+def _elements(tensor: Tensor) -> int:
+    return tensor.untyped_storage().nbytes() // tensor.element_size()
+
+
+def _covers(tensor: Tensor) -> bool:
+    return tensor.storage_offset() == 0 and tensor.numel() == _elements(tensor) and _dense(tensor)
+
+
+def _same_layout(row: Tensor, stride: tuple[int, ...]) -> bool:
+    return all(n == 1 or a == b for n, a, b in zip(row.shape, row.stride(), stride, strict=True))
+
+
+def _dense(tensor: Tensor) -> bool:
+    return tensor.is_contiguous() or torch.ops.aten.is_non_overlapping_and_dense(tensor)
+
+
+def _view(flat: Tensor, tensor: Tensor) -> Tensor:
+    """The rows of ``tensor`` inside rows (R, elements) of its whole storage."""
+    size, stride, offset = geometry(tensor)
+    return flat.as_strided(
+        (flat.shape[0], *size), (flat.stride(0), *stride), flat.storage_offset() + offset * flat.stride(1)
+    )
+
+
+class Seed:
+    """The record of a perturbed leaf: rows come from a source at each use and are not held here."""
+
+    def __init__(self, tensor: Tensor, source: Source, label: str) -> None:
+        self._source = source
+        self._shape = geometry(tensor)
+        self.label = label
+        self.used = False
+
+    def read(self, tensor: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Tangent and second rows of ``tensor``, a view of the leaf."""
+        if geometry(tensor) == self._shape:
+            return self._source.tangent(), self._source.second()
+        return self.record(tensor).read(tensor)
+
+    def record(self, tensor: Tensor) -> Record:
+        """The leaf's rows as an ordinary record, for views and writes."""
+        leaf = tensor.as_strided(*self._shape)
+        return Record(leaf, self._source.tangent(), self._source.second())

@@ -1,0 +1,132 @@
+"""Rules of gathering and scattering. All are linear in the values; indices and masks are constants."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..families import composite, constant, jet_rule, linear
+from ..jet import Jet, PairSet
+
+aten = torch.ops.aten
+
+for _op in (aten.index_select, aten.take, aten.masked_select, aten._unsafe_masked_index):
+    linear(_op)
+linear(aten.gather)
+linear(aten.embedding, over="weight")
+linear(aten.index_put, over=("self", "values"))
+linear(aten._unsafe_index_put, over=("self", "values"))
+linear(aten.index_add, over=("self", "source"))
+linear(aten.index_copy, over=("self", "source"))
+linear(aten.index_fill, over=("self", "value"))
+linear(aten.scatter.src, over=("self", "src"))
+linear(aten.scatter.value, over=("self", "value"))
+linear(aten.scatter_add, over=("self", "src"))
+linear(aten.put, over=("self", "source"))
+linear(aten.masked_fill, over=("self", "value"))
+linear(aten.masked_scatter, over=("self", "source"))
+linear(aten._unsafe_masked_index_put_accumulate, over=("self", "values"))
+linear(aten.select_scatter, over=("self", "src"))
+linear(aten.slice_scatter, over=("self", "src"))
+linear(aten.diagonal_scatter, over=("self", "src"))
+linear(aten.as_strided_scatter, over=("self", "src"))
+composite(aten.copy, lambda x, src, non_blocking=False: src.to(x).expand(x.shape))
+linear(aten.fill.Tensor, over="value")
+constant(aten.nonzero, aten.searchsorted, aten.bucketize, aten.histc)
+
+
+@jet_rule(aten.index.Tensor, "linear")
+@jet_rule(aten._unsafe_index.Tensor, "linear")
+def _index(pairs: PairSet, op: Any, x: Jet, indices: list[Tensor | None]) -> Jet:
+    """x[indices] of every row at once; a mask is turned into positions first."""
+    y = op(x.primal, indices)
+    positions: list[Tensor | None] = []
+    for index in indices:
+        if index is not None and index.dtype in (torch.bool, torch.uint8):
+            positions.extend(index.nonzero().unbind(-1))
+        else:
+            positions.append(index)
+
+    def lift(rows: Tensor | None) -> Tensor | None:
+        if rows is None:
+            return None
+        if _leads(positions):
+            # the indexed axes' result comes first, and the row axis behind it
+            moved = rows.movedim(0, -1)
+            return op(moved, positions).movedim(-1, 0)
+        return op(rows, [None, *positions])
+
+    return Jet(y, lift(x.tangent), lift(x.second))
+
+
+def _leads(positions: list[Tensor | None]) -> bool:
+    """Whether the result of the indices is put in front: they start at axis 0 or do not stand side by side."""
+    used = [axis for axis, index in enumerate(positions) if index is not None]
+    return bool(used) and (used[0] == 0 or used[-1] - used[0] + 1 != len(used))
+
+
+# -- reductions into an index --------------------------------------------------------------------------------------
+
+
+def _scatter_reduce(x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True) -> Tensor:
+    base = x if include_self else x.scatter(dim, index, _start(reduce, x))
+    ones = torch.ones_like(src).detach()
+    if reduce == "sum":
+        return base.scatter_add(dim, index, src)
+    if reduce == "mean":
+        count = torch.ones_like(x) if include_self else torch.ones_like(x).scatter(dim, index, 0.0)
+        count = count.scatter_add(dim, index, ones)
+        return base.scatter_add(dim, index, src) / count.clamp(min=1)
+    y = aten.scatter_reduce.two(x.detach(), dim, index, src.detach(), reduce, include_self=include_self)
+    if reduce in ("amax", "amin"):
+        # ties share the derivative evenly, as torch's backward has it
+        mine, theirs = base == y, src == y.gather(dim, index)
+        count = mine.to(x.dtype).scatter_add(dim, index, theirs.to(x.dtype))
+        kept = torch.where(mine, base, 0.0).scatter_add(dim, index, torch.where(theirs, src, 0.0))
+        return kept / count
+    return _scatter_product(base, dim, index, src)
+
+
+def _start(reduce: str, x: Tensor) -> float:
+    return {"prod": 1.0, "amax": float("-inf"), "amin": float("inf")}.get(reduce, 0.0)
+
+
+def _scatter_product(base: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
+    """A product per slot, one factor after the other, so that zeros are exact."""
+    out = base
+    for position in range(index.shape[dim]):
+        where = index.narrow(dim, position, 1)
+        factor = src.narrow(dim, position, 1)
+        out = out.scatter(dim, where, out.gather(dim, where) * _clip(factor, where))
+    return out
+
+
+def _clip(source: Tensor, index: Tensor) -> Tensor:
+    return source[tuple(slice(0, n) for n in index.shape)]
+
+
+def _scatter_reduce_clipped(
+    x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    if index.numel() == 0:
+        return x.clone()
+    if x.ndim == 0:
+        out = _scatter_reduce(x[None], 0, index.reshape(-1), src.reshape(-1), reduce, include_self=include_self)
+        return out.reshape(())
+    return _scatter_reduce(x, dim, index, _clip(src, index), reduce, include_self=include_self)
+
+
+def _index_reduce(x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True) -> Tensor:
+    name = {"mean": "mean", "prod": "prod", "amax": "amax", "amin": "amin"}[reduce]
+    if x.ndim == 0:
+        return _scatter_reduce_clipped(x, 0, index.reshape(-1), source, name, include_self=include_self)
+    shape = [1] * source.ndim
+    shape[dim] = -1
+    full = index.reshape(shape).expand(source.shape)
+    return _scatter_reduce_clipped(x, dim, full, source, name, include_self=include_self)
+
+
+composite(aten.scatter_reduce.two, _scatter_reduce_clipped)
+composite(aten.index_reduce, _index_reduce)

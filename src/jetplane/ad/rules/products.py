@@ -1,0 +1,170 @@
+"""Rules of matrix products and convolutions, lifted over rows by hand: they are where the time goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..families import bilinear, chain, composite, jet_rule, primal_of, primals_of, product
+from ..jet import Jet, PairSet
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class MatMul:
+    """Matrix product over rows: (R, m, k) x (k, n) and so on, with any number of batch axes before m."""
+
+    def left(self, a: Tensor, b: Tensor) -> Tensor:
+        return torch.matmul(a, b)
+
+    def right(self, a: Tensor, b: Tensor) -> Tensor:
+        return torch.matmul(a, b)
+
+    def paired(self, a: Tensor, b: Tensor) -> Tensor:
+        return torch.matmul(a, b)
+
+    def grid(self, a: Tensor, b: Tensor) -> Tensor:
+        if a.ndim == 3:
+            # one product with the rows of b side by side: (K m, k) x (k, L n)
+            (k, m, inner), (rows, _, n) = a.shape, b.shape
+            wide = b.permute(1, 0, 2).reshape(inner, rows * n)
+            return (a.reshape(k * m, inner) @ wide).reshape(k, m, rows, n).permute(0, 2, 1, 3)
+        return torch.matmul(a[:, None], b[None])
+
+
+def _matmul(op: Any, a: Tensor, b: Tensor) -> MatMul:
+    return MatMul()
+
+
+bilinear(aten.mm.default, _matmul)
+bilinear(aten.bmm.default, _matmul)
+bilinear(aten.mv.default)
+bilinear(aten.dot.default)
+bilinear(aten.vdot.default)
+bilinear(aten.linalg_cross.default)
+
+
+def _affine(pairs: PairSet, y: Tensor, bias: Any, beta: Any, inner: Jet, alpha: Any) -> Jet:
+    """The jet of y = beta * bias + alpha * inner."""
+    return chain(pairs, y, [bias, inner], [beta, alpha], {})
+
+
+@jet_rule(aten.addmm.default, "bilinear")
+@jet_rule(aten.baddbmm.default, "bilinear")
+def _addmm(pairs: PairSet, op: Any, bias: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Jet:
+    y = op(*primals_of((bias, a, b)), beta=beta, alpha=alpha)
+    return _affine(pairs, y, bias, beta, product(pairs, y, MatMul(), a, b), alpha)
+
+
+composite(aten.addmv, lambda bias, a, x, *, beta=1, alpha=1: beta * bias + alpha * torch.mv(a, x))
+composite(aten.addbmm, lambda bias, a, b, *, beta=1, alpha=1: beta * bias + alpha * torch.bmm(a, b).sum(0))
+composite(aten.addr, lambda bias, a, b, *, beta=1, alpha=1: beta * bias + alpha * (a[:, None] * b[None, :]))
+composite(aten.ger, lambda a, b: a[:, None] * b[None, :])
+
+
+def _addmm_activation(bias: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1, use_gelu: bool = False) -> Any:
+    y = torch.addmm(bias, a, b, beta=beta, alpha=alpha)
+    return torch.nn.functional.gelu(y, approximate="tanh") if use_gelu else y.relu()
+
+
+composite(aten._addmm_activation, _addmm_activation)
+composite(aten.linear, lambda x, w, b=None: torch.matmul(x, w.mT) if b is None else torch.matmul(x, w.mT) + b)
+
+
+def _trilinear(
+    a: Tensor, b: Tensor, c: Tensor, expand1: list[int], expand2: list[int], expand3: list[int], sumdim: list[int],
+    unroll_dim: int = 1,
+) -> Tensor:
+    for axis in sorted(expand1):
+        a = a.unsqueeze(axis)
+    for axis in sorted(expand2):
+        b = b.unsqueeze(axis)
+    for axis in sorted(expand3):
+        c = c.unsqueeze(axis)
+    out = a * b * c
+    return out.sum(sumdim) if sumdim else out
+
+
+composite(aten._trilinear, _trilinear)
+
+# -- convolution --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A convolution without bias over rows: input rows join the batch, weight rows the output channels."""
+
+    stride: list[int]
+    padding: list[int]
+    dilation: list[int]
+    transposed: bool
+    output_padding: list[int]
+    groups: int
+
+    def __call__(self, x: Tensor, w: Tensor, groups: int = 1) -> Tensor:
+        return torch.convolution(
+            x, w, None, self.stride, self.padding, self.dilation, self.transposed, self.output_padding,
+            self.groups * groups,
+        )
+
+    def left(self, x: Tensor, w: Tensor) -> Tensor:
+        y = self(x.flatten(0, 1), w)
+        return y.unflatten(0, x.shape[:2])
+
+    def right(self, x: Tensor, w: Tensor) -> Tensor:
+        return self._channels_to_rows(self(x, self._wide(w)), w.shape[0]).movedim(2, 0).flatten(2, 3)
+
+    def grid(self, x: Tensor, w: Tensor) -> Tensor:
+        y = self(x.flatten(0, 1), self._wide(w)).unflatten(0, x.shape[:2])
+        y = self._channels_to_rows(y, w.shape[0])  # (K, B, g, L, O/g, ...)
+        return y.movedim(3, 1).flatten(3, 4)
+
+    def paired(self, x: Tensor, w: Tensor) -> Tensor:
+        rows = x.shape[0]
+        if rows == 1:
+            return self(x[0], w[0]).unsqueeze(0)
+        # one group of channels per row
+        y = self(x.movedim(0, 1).flatten(1, 2), w.flatten(0, 1), rows)
+        return y.unflatten(1, (rows, -1)).movedim(1, 0)
+
+    def _wide(self, w: Tensor) -> Tensor:
+        """Weights (R, ...) side by side along the output channels, group by group."""
+        if self.transposed:  # (R, I, O/g, ...) -> (I, R O/g, ...)
+            return w.movedim(0, 1).flatten(1, 2)
+        return w.unflatten(1, (self.groups, -1)).movedim(0, 1).flatten(0, 2)  # (R, g O/g, ...) -> (g R O/g, ...)
+
+    def _channels_to_rows(self, y: Tensor, rows: int) -> Tensor:
+        """Channels (g R O/g) of the axis behind the batch, apart: (..., B, g, R, O/g, ...)."""
+        axis = y.ndim - len(self.stride) - 1
+        return y.unflatten(axis, (self.groups, rows, -1))
+
+
+@jet_rule(aten.convolution.default, "bilinear")
+@jet_rule(aten._convolution.default, "bilinear")
+def _convolution(
+    pairs: PairSet, op: Any, x: Any, w: Any, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
+    output_padding: Any, groups: int, *flags: bool,
+) -> Jet:
+    y = op(*primals_of((x, w, bias)), stride, padding, dilation, transposed, output_padding, groups, *flags)
+    lifted = Convolution(list(stride), list(padding), list(dilation), transposed, list(output_padding), groups)
+    unbatched = primal_of(x).ndim == len(stride) + 1
+    jet = product(pairs, y, lifted, x, w) if not unbatched else _unbatched(pairs, y, lifted, x, w)
+    if not isinstance(bias, Jet):
+        return jet
+    shape = (-1, *(1,) * len(stride))
+    parts = [None if r is None else r.reshape(r.shape[0], *shape) for r in (bias.tangent, bias.second)]
+    return chain(pairs, y, [jet, Jet(bias.primal.reshape(shape), *parts)], [1, 1], {})
+
+
+def _unbatched(pairs: PairSet, y: Tensor, lifted: Convolution, x: Any, w: Any) -> Jet:
+    if isinstance(x, Jet):
+        parts = [None if r is None else r.unsqueeze(1) for r in (x.tangent, x.second)]
+        x = Jet(x.primal.unsqueeze(0), *parts)
+    else:
+        x = x.unsqueeze(0)
+    jet = product(pairs, y, lifted, x, w)
+    return Jet(y, *(None if r is None else r.squeeze(1) for r in (jet.tangent, jet.second)))

@@ -1,0 +1,22 @@
+"""The exceptions of jetplane. Bad arguments raise plain ValueError or TypeError."""
+
+from __future__ import annotations
+
+
+class JetplaneError(Exception):
+    """Base of every exception that jetplane defines."""
+
+
+class MissingRule(JetplaneError, NotImplementedError):
+    """An operation of the program has no derivative rule.
+
+    ``op`` is the operation's name; the message says where the program called it and how to register a rule.
+    """
+
+    def __init__(self, message: str, op: str = "") -> None:
+        super().__init__(message)
+        self.op = op
+
+
+class UnsupportedProgram(JetplaneError, RuntimeError):
+    """The program does something through which tangents cannot be followed, so it is refused."""

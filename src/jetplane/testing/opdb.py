@@ -1,0 +1,167 @@
+"""Every entry of PyTorch's operation database, forward over forward, against double backward."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..ad import _torch
+from ..ad.jet import Quadratic
+from ..ad.perturb import perturb
+from ..errors import JetplaneError, MissingRule
+from .oracle import double_backward
+
+EXACT, WRONG, MISSING, COMPLEX, UNTESTED, REFUSED = "exact", "wrong", "missing", "complex", "untested", "refused"
+TOLERANCE = {torch.float64: 1e-7, torch.float32: 2e-3}
+
+
+@dataclass
+class Outcome:
+    """What became of one entry."""
+
+    name: str
+    status: str = UNTESTED
+    samples: int = 0  # compared with the oracle
+    worst: float = 0.0  # largest relative error among them
+    note: str = ""
+    skipped: int = field(default=0, repr=False)
+
+
+def entries(dtype: torch.dtype = torch.float64, device: str = "cpu") -> list[Any]:
+    """The entries with autograd and double backward for ``dtype``."""
+    kind = torch.device(device).type
+    return [
+        op
+        for op in _torch.op_database()
+        if dtype in op.supported_dtypes(kind) and op.supports_autograd and op.supports_gradgrad
+    ]
+
+
+def name_of(op: Any) -> str:
+    """The entry's name with its variant."""
+    return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else str(op.name)
+
+
+def check(op: Any, dtype: torch.dtype = torch.float64, device: str = "cpu", limit: int | None = None) -> Outcome:
+    """Compare up to ``limit`` of the entry's samples with the oracle."""
+    outcome = Outcome(name_of(op))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(0)
+        samples = op.sample_inputs(device, dtype, requires_grad=True)
+        for sample in itertools.islice(samples, limit):
+            _check_sample(op, sample, outcome, TOLERANCE[dtype])
+            if outcome.status in (WRONG, MISSING, REFUSED):
+                break
+    return outcome
+
+
+def _check_sample(op: Any, sample: Any, outcome: Outcome, tolerance: float) -> None:
+    leaves = [
+        t
+        for t in _torch.pytree.tree_leaves((sample.input, sample.args, sample.kwargs))
+        if isinstance(t, Tensor) and t.requires_grad
+    ]
+    if any(t.is_complex() for t in leaves):
+        outcome.status = COMPLEX if outcome.status == UNTESTED else outcome.status
+        return
+    leaves = [t for t in leaves if t.layout is torch.strided and t.is_floating_point()]
+    # a leaf that is itself a view of another must be perturbed once
+    unique = list({id(t): t for t in leaves}.values())
+    if not unique:
+        outcome.skipped += 1
+        return
+    program = _program(op, sample)
+    generator = torch.Generator(device=unique[0].device).manual_seed(1)
+    directions = [
+        torch.randn((2, *t.shape), dtype=t.dtype, device=t.device, generator=generator) for t in unique
+    ]
+    try:
+        expected = double_backward(program, unique, directions)
+    except _Complex:
+        outcome.status = COMPLEX if outcome.status == UNTESTED else outcome.status
+        return
+    except (RuntimeError, NotImplementedError, ValueError) as error:
+        outcome.skipped += 1
+        outcome.note = outcome.note or f"no oracle: {str(error).splitlines()[0][:80]}"
+        return
+    try:
+        with perturb(unique, directions, allow_unused=True) as jets:
+            loss = program()
+        actual = jets.quadratic(loss)
+    except MissingRule as error:
+        outcome.status, outcome.note = MISSING, error.op
+        return
+    except JetplaneError as error:
+        outcome.status, outcome.note = (COMPLEX if "complex" in str(error) else REFUSED), str(error)[:80]
+        return
+    except _Complex:
+        return
+    outcome.samples += 1
+    error = _distance(actual, expected)
+    outcome.worst = max(outcome.worst, error)
+    outcome.status = EXACT if outcome.worst <= tolerance else WRONG
+
+
+class _Complex(Exception):
+    """The entry's output is complex."""
+
+
+def _program(op: Any, sample: Any) -> Callable[[], Tensor]:
+    """The entry as a scalar program: a random linear form of its differentiable outputs."""
+
+    def program() -> Tensor:
+        torch.manual_seed(2)
+        with _private_inputs(sample):
+            out = op(sample.input, *sample.args, **sample.kwargs)
+        out = sample.output_process_fn_grad(out)
+        tensors = [t for t in _torch.pytree.tree_leaves(out) if isinstance(t, Tensor)]
+        if any(t.is_complex() for t in tensors):
+            raise _Complex
+        terms = []
+        for index, tensor in enumerate(t for t in tensors if t.is_floating_point()):
+            dense = tensor.to_dense() if tensor.layout is not torch.strided else tensor
+            generator = torch.Generator(device=dense.device).manual_seed(3 + index)
+            weights = torch.randn(dense.shape, dtype=dense.dtype, device=dense.device, generator=generator)
+            terms.append((dense * weights).sum())
+        return sum(terms[1:], terms[0]) if terms else torch.zeros(())
+
+    return program
+
+
+@contextlib.contextmanager
+def _private_inputs(sample: Any) -> Iterator[None]:
+    """Buffers that the entry writes to (running statistics) are put back afterwards."""
+    tensors = [
+        t
+        for t in _torch.pytree.tree_leaves((sample.input, sample.args, sample.kwargs))
+        if isinstance(t, Tensor) and not t.requires_grad and t.layout is torch.strided
+    ]
+    saved = [t.clone() for t in tensors]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, contents in zip(tensors, saved, strict=True):
+                if not torch.equal(tensor, contents) and tensor.shape == contents.shape:
+                    tensor.copy_(contents)
+
+
+def _distance(actual: Quadratic, expected: Quadratic) -> float:
+    """The largest error of loss, slope and curvature, each relative to its own size."""
+    worst = 0.0
+    for a, b in ((actual.loss, expected.loss), (actual.slope, expected.slope), (actual.curvature, expected.curvature)):
+        same = (a == b) | (a.isnan() & b.isnan())
+        error = torch.where(same, 0.0, (a - b).abs())
+        finite = b[b.isfinite()].abs()
+        scale = float(finite.max()) if finite.numel() else 0.0
+        relative = float(torch.nan_to_num(error, nan=float("inf")).max()) if error.numel() else 0.0
+        worst = max(worst, max(relative - 1e-11, 0.0) / max(scale, 1e-4))
+    return worst
