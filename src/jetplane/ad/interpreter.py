@@ -129,7 +129,10 @@ class JetMode(_torch.DispatchMode):
         assert step.apply is not None
         if step.kind is Kind.COMPOSITE:
             with self.above(), self.stops, self:
-                return step.apply(*args, **kwargs)
+                out = step.apply(*args, **kwargs)
+            if out is NotImplemented:  # torch's decomposition declines these arguments
+                raise MissingRule(f"{func} has no rule", str(func))
+            return out
         lifted_args, lifted_kwargs = self._lift(args), {name: self._lift_one(v) for name, v in kwargs.items()}
         with self.above():
             return step.apply(self.pairs, func, *lifted_args, **lifted_kwargs)
@@ -151,8 +154,9 @@ class JetMode(_torch.DispatchMode):
         if tangent is None and second is None:
             return
         if value.is_complex():
-            raise UnsupportedProgram(f"complex is not supported: {call_site('an operation')} made a {value.dtype} value.")
-        self._records[value.untyped_storage()] = Record(value, _cast(tangent, value), _cast(second, value))
+            raise _complex("an operation")
+        # Outputs of one operation may share a storage, so an existing record is written to, not replaced.
+        self._overwrite(value, _cast(tangent, value), _cast(second, value))
 
     def _write(self, step: Plan, func: Any, args: Any, kwargs: Any) -> Any:
         """An in-place or out= operation: the functional counterpart's jets, written into the destinations."""
@@ -194,7 +198,8 @@ class JetMode(_torch.DispatchMode):
         if record is None:
             if tangent is None and second is None:
                 return
-            record = Record(target, None, None)
+            self._records[storage] = Record(target, tangent, second)
+            return
         elif isinstance(record, Seed):
             record = record.record(target)
         record.write(target, tangent, second)
@@ -203,7 +208,10 @@ class JetMode(_torch.DispatchMode):
     def _missing(self, step: Plan, func: Any, args: Any, kwargs: Any) -> Any:
         if not step.writes:
             out = func(*args, **kwargs)
-            if not any(_is_differentiable(t) for t in _torch.pytree.tree_leaves(out) if isinstance(t, Tensor)):
+            tensors = [t for t in _torch.pytree.tree_leaves(out) if isinstance(t, Tensor)]
+            if any(t.is_complex() for t in tensors):
+                raise _complex(func)
+            if not any(t.is_floating_point() for t in tensors):
                 return out  # integers and truth values have no derivative
         raise MissingRule(f"{func} has no rule", str(func))
 
@@ -322,15 +330,17 @@ def _cast(rows: Tensor | None, value: Tensor) -> Tensor | None:
     return rows if rows is None or rows.dtype == value.dtype else rows.to(value.dtype)
 
 
-def _is_differentiable(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
+def _complex(func: Any) -> UnsupportedProgram:
+    return UnsupportedProgram(
+        f"complex is not supported: {call_site(str(func))} makes a complex value of a perturbed tensor; expected real ones."
+    )
 
 
 def _refuse_reinterpretation(func: Any, tracked: list[Tensor], out: Any) -> None:
     for tensor in out if isinstance(out, list | tuple) else [out]:
         if isinstance(tensor, Tensor) and tensor.dtype != tracked[0].dtype:
             if tensor.is_complex():
-                raise UnsupportedProgram(f"complex is not supported: {call_site(str(func))} made a {tensor.dtype} value.")
+                raise _complex(func)
             raise MissingRule(f"{func} reinterprets perturbed memory as {tensor.dtype}", str(func))
 
 

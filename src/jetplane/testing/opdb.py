@@ -19,7 +19,7 @@ from ..errors import JetplaneError, MissingRule
 from .oracle import double_backward
 
 EXACT, WRONG, MISSING, COMPLEX, UNTESTED, REFUSED = "exact", "wrong", "missing", "complex", "untested", "refused"
-TOLERANCE = {torch.float64: 1e-7, torch.float32: 2e-3}
+TOLERANCE = {torch.float64: 1e-7, torch.float32: 2e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 
 @dataclass
@@ -57,13 +57,13 @@ def check(op: Any, dtype: torch.dtype = torch.float64, device: str = "cpu", limi
         torch.manual_seed(0)
         samples = op.sample_inputs(device, dtype, requires_grad=True)
         for sample in itertools.islice(samples, limit):
-            _check_sample(op, sample, outcome, TOLERANCE[dtype])
+            _check_sample(op, sample, outcome, dtype)
             if outcome.status in (WRONG, MISSING, REFUSED):
                 break
     return outcome
 
 
-def _check_sample(op: Any, sample: Any, outcome: Outcome, tolerance: float) -> None:
+def _check_sample(op: Any, sample: Any, outcome: Outcome, dtype: torch.dtype) -> None:
     leaves = [
         t
         for t in _torch.pytree.tree_leaves((sample.input, sample.args, sample.kwargs))
@@ -104,10 +104,18 @@ def _check_sample(op: Any, sample: Any, outcome: Outcome, tolerance: float) -> N
         return
     except _Complex:
         return
+    if not bool(expected.loss.isfinite()):
+        outcome.skipped += 1  # derivatives of nan
+        return
     outcome.samples += 1
     error = _distance(actual, expected)
+    if error > 1e-3 and dtype == torch.float64 and _settled_by_differences(program, unique, directions, actual, expected):
+        outcome.note = "torch's backward is wrong here: finite differences agree with jetplane and not with it"
+        error = 0.0
     outcome.worst = max(outcome.worst, error)
-    outcome.status = EXACT if outcome.worst <= tolerance else WRONG
+    # an entry that uses a shorter dtype as well can agree to that dtype's precision only
+    tolerance = max(TOLERANCE[d] for d in (dtype, actual.loss.dtype, *(t.dtype for t in unique)))
+    outcome.status = EXACT if error <= tolerance else WRONG
 
 
 class _Complex(Exception):
@@ -158,10 +166,39 @@ def _distance(actual: Quadratic, expected: Quadratic) -> float:
     """The largest error of loss, slope and curvature, each relative to its own size."""
     worst = 0.0
     for a, b in ((actual.loss, expected.loss), (actual.slope, expected.slope), (actual.curvature, expected.curvature)):
-        same = (a == b) | (a.isnan() & b.isnan())
+        same = (a == b) | ~b.isfinite()  # where backward over backward gives nan there is nothing to compare
         error = torch.where(same, 0.0, (a - b).abs())
         finite = b[b.isfinite()].abs()
         scale = float(finite.max()) if finite.numel() else 0.0
         relative = float(torch.nan_to_num(error, nan=float("inf")).max()) if error.numel() else 0.0
         worst = max(worst, max(relative - 1e-11, 0.0) / max(scale, 1e-4))
     return worst
+
+
+def _settled_by_differences(
+    program: Callable[[], Tensor], leaves: list[Tensor], directions: list[Tensor], actual: Quadratic, expected: Quadratic
+) -> bool:
+    """Whether finite differences along each direction agree with ours and contradict double backward."""
+    numbers = []
+    for k in range(actual.k):
+        step = 1e-4
+        values = [_shifted(program, leaves, [d[k] for d in directions], s * step) for s in (-1, 0, 1)]
+        numbers += [(values[2] - values[0]) / (2 * step), (values[2] - 2 * values[1] + values[0]) / step**2]
+
+    def apart(model: Quadratic) -> float:
+        flat = torch.stack([model.slope, model.curvature.diagonal()], 1).flatten().tolist()
+        return max(abs(a - b) / (1 + abs(b)) for a, b in zip(flat, numbers, strict=True))
+
+    return apart(actual) < 1e-5 and apart(expected) > 1e-3
+
+
+def _shifted(program: Callable[[], Tensor], leaves: list[Tensor], direction: list[Tensor], step: float) -> float:
+    saved = [leaf.detach().clone() for leaf in leaves]
+    with torch.no_grad():
+        try:
+            for leaf, d in zip(leaves, direction, strict=True):
+                leaf.add_(d, alpha=step)
+            return float(program())
+        finally:
+            for leaf, contents in zip(leaves, saved, strict=True):
+                leaf.copy_(contents)

@@ -32,7 +32,7 @@ _LN2, _SQRT_PI, _SQRT_2PI = math.log(2.0), math.sqrt(math.pi), math.sqrt(2 * mat
 
 constant(
     *(aten.ceil, aten.floor, aten.round, aten.trunc, aten.sign, aten.sgn, aten.signbit, aten.heaviside, aten.angle),
-    *(aten.floor_divide, aten.nextafter, aten.zeros_like, aten.ones_like, aten.full_like, aten.empty_like),
+    *(aten.floor_divide, aten.zeros_like, aten.ones_like, aten.full_like, aten.empty_like),
     *(aten.new_zeros, aten.new_ones, aten.new_full, aten.new_empty, aten.new_empty_strided, aten.empty_permuted),
     *(aten.zero, aten.fill.Scalar, aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge, aten.isnan, aten.isinf),
     *(aten.logical_not, aten.logical_and, aten.logical_or, aten.logical_xor, aten._local_scalar_dense),
@@ -216,6 +216,7 @@ elementwise(aten.special_i1e, _i1e_first, _i1e_second)
 elementwise(aten.abs, lambda x, y: torch.sgn(x))
 elementwise(aten.frac, lambda x, y: 1)
 elementwise(aten.nan_to_num, lambda x, y, *bounds, **kw: torch.isfinite(x))
+elementwise_of_many(aten.nextafter, 2, lambda y, a, b: (1, None))
 elementwise_of_many(aten.fmod, 2, lambda y, a, b: (1, lambda: -torch.trunc(a / b)))
 elementwise_of_many(aten.remainder, 2, lambda y, a, b: (1, lambda: -torch.floor(a / b)))
 elementwise_of_many(aten.copysign, 2, lambda y, a, b: (lambda: where(a == 0, 0.0, y / a), None))
@@ -361,8 +362,6 @@ elementwise_of_many(
     },
 )
 composite(aten.logaddexp2, lambda a, b: torch.logaddexp(a * _LN2, b * _LN2) / _LN2)
-linear(aten._to_copy)
-linear(aten.clone)
 linear(aten.real)
 linear(aten.lift_fresh_copy)
 linear(aten._conj_physical)

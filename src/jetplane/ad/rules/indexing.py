@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,8 +13,9 @@ from ..jet import Jet, PairSet
 
 aten = torch.ops.aten
 
-for _op in (aten.index_select, aten.take, aten.masked_select, aten._unsafe_masked_index):
+for _op in (aten.index_select, aten.take, aten.masked_select):
     linear(_op)
+linear(aten._unsafe_masked_index, over=("self", "fill"))
 linear(aten.gather)
 linear(aten.embedding, over="weight")
 linear(aten.index_put, over=("self", "values"))
@@ -31,10 +33,19 @@ linear(aten._unsafe_masked_index_put_accumulate, over=("self", "values"))
 linear(aten.select_scatter, over=("self", "src"))
 linear(aten.slice_scatter, over=("self", "src"))
 linear(aten.diagonal_scatter, over=("self", "src"))
-linear(aten.as_strided_scatter, over=("self", "src"))
 composite(aten.copy, lambda x, src, non_blocking=False: src.to(x).expand(x.shape))
 linear(aten.fill.Tensor, over="value")
+composite(
+    aten.as_strided_scatter,
+    lambda x, src, size, stride, offset=None: _written(x.clone(), lambda y: y.as_strided(size, stride, offset), src),
+)
 constant(aten.nonzero, aten.searchsorted, aten.bucketize, aten.histc)
+
+
+def _written(target: Tensor, view: Callable[[Tensor], Tensor], source: Tensor) -> Tensor:
+    """``target`` with ``source`` written through a view of it."""
+    view(target).copy_(source)
+    return target
 
 
 @jet_rule(aten.index.Tensor, "linear")

@@ -98,9 +98,14 @@ def _vector_norm(x: Tensor, ord: Any = 2, dim: Axes = None, keepdim: bool = Fals
         return size.amax(over, keepdim=keepdim)
     if ord == -math.inf:
         return size.amin(over, keepdim=keepdim)
-    total = (size**ord).sum(over, keepdim=keepdim)
-    zero = total == 0
-    return torch.where(zero, 0.0, torch.where(zero, 1.0, total) ** (1 / ord))
+    if ord < 1:  # |x|^p has no derivative at zero; torch's convention is zero there
+        zero = size == 0
+        powers = torch.where(zero, 0.0**ord if ord > 0 else math.inf, torch.where(zero, 1.0, size) ** ord)
+    else:
+        powers = size**ord
+    total = powers.sum(over, keepdim=keepdim)
+    flat = (total == 0) | total.isinf()
+    return torch.where(flat, total.detach() ** (1 / ord), torch.where(flat, 1.0, total) ** (1 / ord))
 
 
 composite(aten.linalg_vector_norm, _vector_norm)
@@ -254,7 +259,7 @@ def _centred(pairs: PairSet, p: Tensor, x: Jet, dim: int) -> tuple[Tensor | None
     second = None if x.second is None else centre(x.second)
     if products is not None:
         spread = (p * products).sum(axis, keepdim=True)
-        second = -spread if second is None else second - spread
+        second = -spread.expand_as(products) if second is None else second - spread
     return c, products, second
 
 

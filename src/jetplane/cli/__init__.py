@@ -1,0 +1,57 @@
+"""The command line: ``jetplane demo`` and ``jetplane coverage``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import torch
+
+import jetplane
+
+from . import coverage, demo
+
+__all__ = ["main"]
+
+_COMMANDS = (demo, coverage)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong with the arguments in one sentence."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message.rstrip('.')}; see {self.prog} --help.\n")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of the command line."""
+    top = _Parser(prog="jetplane", description="Second-order forward-mode AD for PyTorch.")
+    top.add_argument(
+        "--version", action="version", version=f"jetplane {jetplane.__version__} (torch {torch.__version__})"
+    )
+    top.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in _COMMANDS:
+        sub = command.add_parser(commands)
+        # SUPPRESS: without it the sub-command's default would undo a --debug that stands before the command
+        sub.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        sub.set_defaults(run=command.run)
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status: 0, 1 for a failure, 2 for bad arguments."""
+    arguments = parser().parse_args(argv)
+    try:
+        return int(arguments.run(arguments))
+    except KeyboardInterrupt:
+        print("\njetplane: interrupted.", file=sys.stderr)
+        return 130
+    except Exception as error:
+        if arguments.debug:
+            raise
+        message = " ".join(str(error).split()) or type(error).__name__
+        print(f"jetplane: {message.rstrip('.')} (--debug shows the traceback).", file=sys.stderr)
+        return 2 if isinstance(error, ValueError) else 1
