@@ -1,15 +1,18 @@
 """Second-order forward-mode AD for PyTorch: exact slopes and curvatures of unmodified programs in one forward pass."""
 
+from .ad.coverage import Coverage, coverage
 from .ad.directions import Directions
 from .ad.jet import HyperDual, Jet, PairSet, Quadratic
 from .ad.perturb import perturb
 from .ad.register import register
 from .ad.transforms import gradient, hessian, hvp, hyperdual, jet, jvp, laplacian, quadratic
+from .ad.verify import Verification, verify
 from .errors import JetplaneError, MissingRule, UnsupportedProgram
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Coverage",
     "Directions",
     "HyperDual",
     "Jet",
@@ -18,6 +21,8 @@ __all__ = [
     "PairSet",
     "Quadratic",
     "UnsupportedProgram",
+    "Verification",
+    "coverage",
     "gradient",
     "hessian",
     "hvp",
@@ -28,4 +33,5 @@ __all__ = [
     "perturb",
     "quadratic",
     "register",
+    "verify",
 ]

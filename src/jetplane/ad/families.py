@@ -363,18 +363,30 @@ def product(pairs: PairSet, y: Tensor, lifted: Lifted, a: Any, b: Any) -> Jet:
     """The jet of y = B(a, b): the product rule of first and second order, for any bilinear B."""
     x, w = primal_of(a), primal_of(b)
     xt, wt = _rows_of(a, "tangent"), _rows_of(b, "tangent")
-    tangent = total((None if xt is None else lifted.left(xt, w), None if wt is None else lifted.right(x, wt)))
+    tangent = accumulate(None if xt is None else lifted.left(xt, w), None if wt is None else lifted.right(x, wt))
     if not pairs.rows:
         return Jet(y, tangent, None)
     xs, ws = _rows_of(a, "second"), _rows_of(b, "second")
-    second = total(
-        (
-            None if xs is None else lifted.left(xs, w),
-            None if ws is None else lifted.right(x, ws),
-            None if xt is None or wt is None else pairs.bilinear(lifted, xt, wt),
-        )
+    second = accumulate(
+        None if xs is None else lifted.left(xs, w),
+        None if ws is None else lifted.right(x, ws),
+        None if xt is None or wt is None else pairs.bilinear(lifted, xt, wt),
     )
     return Jet(y, tangent, second)
+
+
+def accumulate(rows: Tensor | None, *terms: Tensor | None) -> Tensor | None:
+    """The sum of rows. ``rows`` belong to the caller alone and are added to in place where autograd allows it."""
+    for term in terms:
+        if term is None:
+            continue
+        if rows is None:
+            rows = term
+        elif rows.requires_grad or term.requires_grad:
+            rows = rows + term
+        else:
+            rows.add_(term)
+    return rows
 
 
 # -- errors -------------------------------------------------------------------------------------------------------

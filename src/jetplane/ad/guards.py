@@ -40,6 +40,7 @@ def guarded(mode: JetMode) -> Iterator[None]:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_hooks(mode))
         stack.enter_context(mode.stops)
+        mode.above = _torch.AboveAutograd()  # as late as this: other modes may have been entered since
         stack.enter_context(mode)
         yield
 
@@ -137,9 +138,11 @@ def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         return original(*args, **kwargs)  # its forward is the checkpointed program itself
     rule = lookup(cls)
     if rule is None:
+        if any(mode.accepts_function(cls.__name__) for mode, _ in _ACTIVE):
+            return original(*args, **kwargs)
         raise MissingRule(
             f"torch.autograd.Function {cls.__name__} has no rule, and differentiating its forward body could contradict "
-            f"its backward; called by {call_site('the program')}. Register one with "
+            f"its backward; {call_site('called')}. Register one with "
             f"jetplane.register.composite({cls.__name__}, body), or jetplane.register.transparent({cls.__name__}) if the "
             "forward body itself is to be differentiated.",
             cls.__name__,

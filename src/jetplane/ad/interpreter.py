@@ -72,6 +72,10 @@ class JetMode(_torch.DispatchMode):
         finally:
             self._functions.pop()
 
+    def accepts_function(self, name: str) -> bool:
+        """Whether an autograd.Function without a rule may run as it is. Only a survey of the program says yes."""
+        return False
+
     def stop(self, tensor: Tensor) -> None:
         """Let no tangent through this tensor object: the user detached it."""
         key = id(tensor)
@@ -219,7 +223,7 @@ class JetMode(_torch.DispatchMode):
         if getattr(error, "explained", False):
             return error
         full = MissingRule(
-            f"{error}; called by {call_site(str(func))}. Register one with jetplane.register, for example "
+            f"{error}; {call_site('called')}. Register one with jetplane.register, for example "
             f"jetplane.register.composite(torch.ops.{func}, body) with a body of operations that have rules; "
             "see CONTRIBUTING, 'Add a rule'.",
             error.op,

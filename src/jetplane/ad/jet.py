@@ -142,7 +142,14 @@ class PairSet:
 
     def symmetrise(self, grid: Tensor) -> Tensor:
         """Rows grid[i, j] + grid[j, i], (pairs, *S) from (K, K, *S)."""
-        return torch.cat([grid[i, i:] + grid[i:, i] for i in range(self.k)])
+        if grid.requires_grad:
+            return torch.cat([grid[i, i:] + grid[i:, i] for i in range(self.k)])
+        rows = grid.new_empty((len(self.pairs), *grid.shape[2:]))  # written in place: a cat would copy every row again
+        start = 0
+        for i in range(self.k):
+            torch.add(grid[i, i:], grid[i:, i], out=rows[start : start + self.k - i])
+            start += self.k - i
+        return rows
 
     def matrix(self, rows: Tensor) -> Tensor:
         """The symmetric (K, K, *S) array of second rows (pairs, *S); pairs outside the set are zero."""

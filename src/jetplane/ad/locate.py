@@ -13,6 +13,18 @@ _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 
 def call_site(what: str) -> str:
     """``what`` with the user's module path and source line, as far as the stack tells them."""
+    line, modules = _walk()
+    where = module_path(modules)
+    return what + (f" in module {where}" if where else "") + (f" at {line}" if line else "")
+
+
+def current_module() -> str:
+    """The path of the innermost module that is running, empty outside of modules."""
+    return module_path(_walk()[1])
+
+
+def _walk() -> tuple[str, list[torch.nn.Module]]:
+    """The innermost source line outside of libraries, and the modules on the stack, innermost first."""
     frame: FrameType | None = sys._getframe(1)
     line = ""
     modules: list[torch.nn.Module] = []
@@ -24,8 +36,7 @@ def call_site(what: str) -> str:
         if not line and not filename.startswith(_LIBRARIES) and not filename.startswith("<frozen"):
             line = f"{filename}:{frame.f_lineno}"
         frame = frame.f_back
-    where = module_path(modules)
-    return what + (f" in module {where}" if where else "") + (f" at {line}" if line else "")
+    return line, modules
 
 
 def module_path(modules: list[torch.nn.Module]) -> str:

@@ -34,13 +34,19 @@ class Replay:
         if self._random is None:
             self._random = torch.get_rng_state(), [torch.cuda.get_rng_state(i) for i in self._cuda]
         else:
-            cpu, cuda = self._random
-            torch.set_rng_state(cpu)
-            for index, state in zip(self._cuda, cuda, strict=True):
-                torch.cuda.set_rng_state(state, index)
-            self._writes.restore()
+            self.rewind()
         with self._writes:
             return program()
+
+    def rewind(self) -> None:
+        """Put random state and memory back to what the first run found."""
+        if self._random is None:
+            return
+        cpu, cuda = self._random
+        torch.set_rng_state(cpu)
+        for index, state in zip(self._cuda, cuda, strict=True):
+            torch.cuda.set_rng_state(state, index)
+        self._writes.restore()
 
 
 class _Writes(_torch.DispatchMode):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -38,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     networks()
     print()
     flat = minimise(torch.tensor([-1.2, 1.0], dtype=torch.float64), k=2, steps=40)
-    runs = [minimise(_start(dimension=10), k=k, steps=300) for k in (2, 5, 10)]
+    runs = [minimise(_start(dimension=10), k=k, steps=1000) for k in (2, 5, 10)]
     report([flat, *runs])
     print()
     picture(flat, runs, arguments.out / "demo.png")
@@ -52,7 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
 def networks(k: int = 3) -> None:
     """One forward pass against double backward, on ordinary modules."""
     print(f"Loss, slope (K) and curvature (K x K) along K = {k} random directions, from one forward pass.")
-    print(f"Each value carries 1 + K + K(K+1)/2 = {1 + k + k * (k + 1) // 2} rows: itself, its slopes, its curvatures.\n")
+    rows = 1 + k + k * (k + 1) // 2
+    print(f"Each value carries 1 + K + K(K+1)/2 = {rows} rows: itself, its slopes, its curvatures.\n")
     print(f"{'network':<28}{'parameters':>11}{'loss':>9}{'curvature along v1':>20}{'largest error':>15}")
     for name, model, x in _models():
         generator = torch.Generator().manual_seed(1)
@@ -115,21 +115,22 @@ def _start(dimension: int) -> Tensor:
 def minimise(x: Tensor, k: int, steps: int, function: Callable[[Tensor], Tensor] = rosenbrock) -> Run:
     """Newton steps, each in a fresh random plane of K directions."""
     generator = torch.Generator().manual_seed(1)
-    points, values, passes, plain = [x], [float(function(x))], 0, 0
-    while passes < steps and values[-1] > 1e-16:
+    value = float(function(x))
+    points, values, passes, plain = [x], [value], 0, 1
+    while passes < steps and value > 1e-16:
         directions = torch.randn((k, len(x)), dtype=x.dtype, generator=generator)
         directions = torch.linalg.qr(directions.mT).Q.mT  # an orthonormal basis of the same plane
-        quadratic = jp.quadratic(function, x, directions)
+        step = newton(jp.quadratic(function, x, directions)) @ directions
         passes += 1
-        step = newton(quadratic) @ directions
         for _ in range(30):  # halve until it descends
+            candidate = float(function(x + step))
             plain += 1
-            if float(function(x + step)) < float(quadratic.loss):
-                x = x + step
+            if candidate < value:
+                x, value = x + step, candidate
                 break
             step = step / 2
         points.append(x)
-        values.append(float(function(x)))
+        values.append(value)
     return Run(k, points, values, passes, plain)
 
 
@@ -142,7 +143,7 @@ def newton(quadratic: jp.Quadratic) -> Tensor:
 
 def report(runs: list[Run]) -> None:
     """A few values along the way of each run."""
-    marks = (0, 10, 30, 100, 300)
+    marks = (0, 10, 30, 100, 300, 1000)
     print("Newton steps in random planes on the Rosenbrock function: value after so many steps.\n")
     head = "".join(f"{mark:>10}" for mark in marks)
     print(f"{'D':>3}{'K':>4}{head}{'final':>10}{'forward passes':>28}")
@@ -169,10 +170,12 @@ def picture(flat: Run, runs: list[Run], path: Path) -> None:
     _contours(left, flat)
     colours = ("#c44e52", "#dd8452", "#4c72b0")
     for one, colour in zip(runs, colours, strict=True):
-        # an exact zero has no logarithm
-        right.plot([max(v, 1e-32) for v in one.values], color=colour, linewidth=1.8, label=f"K = {one.k}")
-    right.set(yscale="log", xlabel="step", ylabel="value", title="10-D: one random plane of K directions each step")
-    right.set_xlim(left=0)
+        right.plot(one.values, color=colour, linewidth=1.8, label=f"K = {one.k}")
+    right.set(
+        xscale="symlog", yscale="log", xlabel="step", ylabel="value", title="10-D: a new random plane at each step"
+    )
+    right.set(xlim=(0, max(one.passes for one in runs)), ylim=(1e-17, None))
+    right.set_xticks([0, 1, 10, 100, 1000], ["0", "1", "10", "100", "1000"])
     right.grid(alpha=0.3)
     right.legend(frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -182,14 +185,16 @@ def picture(flat: Run, runs: list[Run], path: Path) -> None:
 
 
 def _contours(axes: Any, run: Run) -> None:
-    import matplotlib.colors
+    from matplotlib.colors import LogNorm
 
-    first, second = torch.linspace(-1.6, 1.6, 241), torch.linspace(-0.8, 1.8, 241)
-    x, y = torch.meshgrid(first, second, indexing="xy")
-    z = rosenbrock(torch.stack([x, y]).flatten(1)).reshape(x.shape) if False else 100 * (y - x**2) ** 2 + (1 - x) ** 2
+    x, y = torch.meshgrid(torch.linspace(-1.6, 1.6, 321), torch.linspace(-0.6, 1.8, 321), indexing="xy")
+    z = torch.vmap(rosenbrock)(torch.stack([x.flatten(), y.flatten()], dim=1)).reshape(x.shape)
+    grid = x.numpy(), y.numpy(), z.numpy()
     levels = [10 ** (e / 2) for e in range(-4, 7)]
-    axes.contourf(
-        x.numpy(), y.numpy(), z.numpy(), [0.0, *levels, math.inf][:-1], norm=matplotlib.colors.LogNorm(1e-2, 1e3), cmap="Blues"
-    )
-    path = torch.stack(run.points)
-    axes.plot(path[:, 0].numpy(), path[:, 1].numpy(), "o-", color="#c44e52", markersize=4, linewidth=1.5)
+    axes.contourf(*grid, levels, norm=LogNorm(1e-2, 1e3), cmap="Blues", extend="both")
+    axes.contour(*grid, levels, colors="white", linewidths=0.5)
+    path = torch.stack(run.points).numpy()
+    axes.plot(path[:, 0], path[:, 1], "o-", color="#c44e52", markersize=4, linewidth=1.5, label=f"{run.passes} steps")
+    axes.plot(1, 1, "*", color="#ffd23f", markeredgecolor="black", markersize=14, linestyle="none", label="minimum")
+    axes.set(xlabel="$x_1$", ylabel="$x_2$", title=f"2-D: K = {run.k}, contours at powers of $\\sqrt{{10}}$")
+    axes.legend(loc="lower left", framealpha=0.9)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import importlib
 from functools import cache
 
-MODULES = ("elementwise", "shapes", "indexing", "reductions", "products", "layers", "losses", "linalg", "backward")
+MODULES = (
+    "elementwise", "shapes", "indexing", "reductions", "products", "layers", "norms", "attention", "losses", "linalg",
+    "backward",
+)  # fmt: skip
 
 
 @cache

@@ -1,1 +1,182 @@
-"""Rules."""
+"""Rules of losses; those that are missing here are programs of elementwise operations in torch's own table."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ...errors import MissingRule
+from ..families import composite, jet_rule
+from ..jet import Jet, PairSet
+
+aten = torch.ops.aten
+_NONE, _MEAN, _SUM = range(3)
+
+# -- negative log likelihood: a gather over the classes -----------------------------------------------------------
+
+
+@jet_rule(aten.nll_loss_forward.default, "linear")
+@jet_rule(aten.nll_loss2d_forward.default, "linear")
+def _nll_loss(
+    pairs: PairSet, op: Any, x: Any, target: Tensor, weight: Any, reduction: int, ignore_index: int
+) -> Any:
+    if isinstance(weight, Jet):
+        raise MissingRule(f"the rule of {op} does not differentiate its argument 'weight', which is perturbed", str(op))
+    y, mass = op(x.primal, target, weight, reduction, ignore_index)
+    kept = target != ignore_index
+    at = torch.where(kept, target, 0)
+    factor = -(kept.to(y.dtype) if weight is None else kept * weight[at])
+    axis = 1 if x.primal.ndim > 1 else 0
+    at = at.unsqueeze(axis) if x.primal.ndim > 1 else at.reshape(1)
+
+    def lift(rows: Tensor | None) -> Tensor | None:
+        if rows is None:
+            return None
+        picked = rows.gather(axis + 1, at.expand(rows.shape[0], *at.shape)).squeeze(axis + 1) * factor
+        if reduction == _NONE:
+            return picked
+        whole = picked.reshape(rows.shape[0], -1).sum(1)
+        return whole if reduction == _SUM else whole / mass
+
+    return Jet(y, lift(x.tangent), lift(x.second)), mass
+
+
+# -- margins between the classes of a set and the others --------------------------------------------------------------
+
+
+def _multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int) -> tuple[Tensor, Tensor]:
+    """sum_jk max(0, 1 - x_j + x_k) / C over the targets j, which end at the first -1, and all classes k outside."""
+    classes = x.shape[-1] if x.ndim else 1
+    scores, labels = x.reshape(-1, classes), target.reshape(-1, classes)
+    listed = (labels < 0).cumsum(1) == 0
+    at = torch.where(listed, labels, 0)
+    chosen = torch.zeros_like(labels).scatter_add(1, at, listed.long()) > 0
+    margins = 1 - scores.gather(1, at).unsqueeze(2) + scores.unsqueeze(1)
+    counted = listed.unsqueeze(2) & ~chosen.unsqueeze(1) & (margins > 0)
+    loss = torch.where(counted, margins, 0.0).sum((1, 2)) / classes
+    out = {_NONE: lambda: loss.reshape(x.shape[:-1]), _MEAN: loss.mean, _SUM: loss.sum}[reduction]()
+    return out, chosen.to(x.dtype).reshape(target.shape)
+
+
+composite(aten.multilabel_margin_loss_forward, _multilabel_margin_loss)
+
+# -- connectionist temporal classification ------------------------------------------------------------------------
+
+
+def _ctc_loss(
+    log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int = 0,
+    zero_infinity: bool = False,
+) -> tuple[Tensor, Tensor]:
+    real, log_alpha = aten._ctc_loss(log_probs.detach(), targets, input_lengths, target_lengths, blank, zero_infinity)
+    loss = _ctc(log_probs, targets, _lengths(input_lengths), _lengths(target_lengths), blank)
+    return loss.reshape(real.shape), log_alpha
+
+
+def _cudnn_ctc_loss(
+    log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int, deterministic: bool,
+    zero_infinity: bool,
+) -> tuple[Tensor, Tensor]:
+    loss = _ctc(log_probs, targets, _lengths(input_lengths), _lengths(target_lengths), blank)
+    return loss, torch.zeros_like(log_probs)  # torch's own gradient: of no use where jets are carried
+
+
+def _lengths(lengths: Any) -> list[int]:
+    return lengths.reshape(-1).tolist() if isinstance(lengths, Tensor) else list(lengths)
+
+
+def _ctc(log_probs: Tensor, targets: Tensor, input_lengths: list[int], target_lengths: list[int], blank: int) -> Tensor:
+    """-log p(target) for each example, by the forward recursion over time in log space.
+
+    The states are the labels with blanks between and around them; a state is reached from itself, from the one before,
+    and from the label before that if it differs.
+    """
+    if log_probs.ndim == 2:
+        log_probs = log_probs.unsqueeze(1)
+    batch, device = log_probs.shape[1], log_probs.device
+    labels = _padded(targets.to(device), target_lengths, batch)
+    states = labels.new_full((batch, 2 * labels.shape[1] + 1), blank)
+    states[:, 1::2] = labels
+    skip = torch.zeros_like(states, dtype=torch.bool)
+    skip[:, 3::2] = labels[:, 1:] != labels[:, :-1]
+    emitted = log_probs.gather(2, states.expand(log_probs.shape[0], *states.shape))  # (T, N, states)
+    places = torch.arange(states.shape[1], device=device)
+    # outside of what can be reached: minus infinity, a constant
+    barred = torch.where(skip, 0.0, -math.inf).to(log_probs.dtype)
+    alpha = torch.where(places < 2, emitted[0], -math.inf)
+    lengths = torch.tensor(input_lengths, device=device).unsqueeze(1)
+    for time in range(1, log_probs.shape[0]):
+        before = F.pad(alpha, (1, 0), value=-math.inf)[:, :-1]
+        twice = F.pad(alpha, (2, 0), value=-math.inf)[:, :-2] + barred
+        step = torch.logsumexp(torch.stack([alpha, before, twice]), 0) + emitted[time]
+        alpha = torch.where(time < lengths, step, alpha)
+    last = 2 * torch.tensor(target_lengths, device=device).unsqueeze(1)
+    ends = (places == last) | (places == last - 1)
+    loss = -torch.logsumexp(torch.where(ends, alpha, -math.inf), 1)
+    # without any time step only the empty target is possible
+    empty = torch.where(last > 0, math.inf, 0.0).to(loss.dtype).squeeze(1)
+    return torch.where(lengths.squeeze(1) == 0, empty, loss)
+
+
+def _padded(targets: Tensor, lengths: list[int], batch: int) -> Tensor:
+    """Labels (N, longest) from padded or concatenated targets."""
+    longest = max(lengths, default=0)
+    if targets.ndim == 2:
+        return targets[:, :longest].long()
+    out = targets.new_zeros((batch, longest), dtype=torch.long)
+    start = 0
+    for index, length in enumerate(lengths):
+        out[index, :length] = targets[start : start + length]
+        start += length
+    return out
+
+
+composite(aten._ctc_loss.default, _ctc_loss)
+composite(aten._ctc_loss.Tensor, _ctc_loss)
+composite(aten._cudnn_ctc_loss.default, _cudnn_ctc_loss)
+composite(aten._cudnn_ctc_loss.Tensor, _cudnn_ctc_loss)
+
+# -- cross entropy of a linear layer, in chunks -------------------------------------------------------------------
+
+
+def _linear_cross_entropy(
+    x: Tensor, matrix: Tensor, target: Tensor, bias: Tensor | None, weight: Tensor | None, reduction: str,
+    ignore_index: int, label_smoothing: float, chunk: int, policy: str, dtype: Any, retain: bool, for_x: bool,
+    for_matrix: bool, for_bias: bool,
+) -> tuple[Tensor, ...]:
+    """The loss and its gradients, which torch computes ahead."""
+    if label_smoothing:
+        raise MissingRule("linear_cross_entropy in chunks has no rule with label smoothing", "linear_cross_entropy")
+    logits = F.linear(x, matrix, bias)
+    kept = target != ignore_index
+    factor = kept.to(x.dtype) if weight is None else kept * weight[torch.where(kept, target, 0)]
+    factor = factor / factor.sum() if reduction == "mean" else factor
+    loss = F.cross_entropy(logits, target, weight, reduction=reduction, ignore_index=ignore_index)
+    empty = x.new_empty
+    if not (for_x or for_matrix or for_bias):
+        return loss, empty((0, 0)), empty((0, 0)), empty((0,))
+    hot = F.one_hot(torch.where(kept, target, 0), logits.shape[1]).to(x.dtype)
+    slope = (logits.softmax(1) - hot) * factor.unsqueeze(1)
+    return (
+        loss,
+        slope @ matrix if for_x else empty((0, 0)),
+        slope.mT @ x if for_matrix else empty((0, 0)),
+        slope.sum(0) if for_bias else empty((0,)),
+    )
+
+
+def _linear_cross_entropy_each(
+    x: Tensor, matrix: Tensor, target: Tensor, bias: Tensor | None, weight: Tensor | None, ignore_index: int, *rest: Any
+) -> Tensor:
+    return F.cross_entropy(F.linear(x, matrix, bias), target, weight, reduction="none", ignore_index=ignore_index)
+
+
+with contextlib.suppress(ImportError):  # since torch 2.13; the module enters its operations when it is imported
+    importlib.import_module("torch.nn.modules.linear_cross_entropy")
+    composite(torch.ops.torch_nn._linear_cross_entropy_batch_chunked.default, _linear_cross_entropy)
+    composite(torch.ops.torch_nn._linear_cross_entropy_batch_chunked_no_reduction.default, _linear_cross_entropy_each)

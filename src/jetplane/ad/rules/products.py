@@ -8,7 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..families import bilinear, chain, composite, jet_rule, primal_of, primals_of, product
+from ..families import (
+    accumulate,
+    align,
+    bilinear,
+    composite,
+    jet_rule,
+    primal_of,
+    primals_of,
+    product,
+    scaled,
+    spread,
+)
 from ..jet import Jet, PairSet
 
 aten = torch.ops.aten
@@ -48,16 +59,26 @@ bilinear(aten.vdot.default)
 bilinear(aten.linalg_cross.default)
 
 
-def _affine(pairs: PairSet, y: Tensor, bias: Any, beta: Any, inner: Jet, alpha: Any) -> Jet:
-    """The jet of y = beta * bias + alpha * inner."""
-    return chain(pairs, y, [bias, inner], [beta, alpha], {})
+def _affine(bias: Any, beta: Any, inner: Jet, alpha: Any) -> Jet:
+    """The jet of beta * bias + alpha * inner, whose rows are the caller's own."""
+
+    def part(rows: Tensor | None, more: Tensor | None) -> Tensor | None:
+        rows = scaled(rows, alpha)
+        more = scaled(align(more, inner.primal.ndim), beta)
+        if rows is None:
+            return spread(more, inner.primal)
+        return accumulate(rows, more)
+
+    if not isinstance(bias, Jet):
+        return Jet(inner.primal, scaled(inner.tangent, alpha), scaled(inner.second, alpha))
+    return Jet(inner.primal, part(inner.tangent, bias.tangent), part(inner.second, bias.second))
 
 
 @jet_rule(aten.addmm.default, "bilinear")
 @jet_rule(aten.baddbmm.default, "bilinear")
 def _addmm(pairs: PairSet, op: Any, bias: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Jet:
     y = op(*primals_of((bias, a, b)), beta=beta, alpha=alpha)
-    return _affine(pairs, y, bias, beta, product(pairs, y, MatMul(), a, b), alpha)
+    return _affine(bias, beta, product(pairs, y, MatMul(), a, b), alpha)
 
 
 composite(aten.addmv, lambda bias, a, x, *, beta=1, alpha=1: beta * bias + alpha * torch.mv(a, x))
@@ -157,7 +178,7 @@ def _convolution(
         return jet
     shape = (-1, *(1,) * len(stride))
     parts = [None if r is None else r.reshape(r.shape[0], *shape) for r in (bias.tangent, bias.second)]
-    return chain(pairs, y, [jet, Jet(bias.primal.reshape(shape), *parts)], [1, 1], {})
+    return _affine(Jet(bias.primal.reshape(shape), *parts), 1, jet, 1)
 
 
 def _unbatched(pairs: PairSet, y: Tensor, lifted: Convolution, x: Any, w: Any) -> Jet:
