@@ -9,6 +9,7 @@ Peak memory is the process's peak above what it held before the first call.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -178,10 +179,8 @@ def measure(name: str, batch: int, k: int, repeats: int, device: str) -> dict[st
 
 def _reset_peak() -> int:
     """Start counting the resident peak anew (Linux), and return it."""
-    try:
+    with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        pass
     return _peak()
 
 
@@ -232,7 +231,8 @@ def main() -> None:
             continue
         rows.append(json.loads(run.stdout.splitlines()[-1]))
         row = rows[-1]
-        print(f"{name:24} {row['median_ms']:9.1f} ms  [{row['min_ms']:.1f}, {row['max_ms']:.1f}]  {row['peak_mib']:8.1f} MiB")
+        spread = f"[{row['min_ms']:.1f}, {row['max_ms']:.1f}]"
+        print(f"{name:24} {row['median_ms']:9.1f} ms  {spread}  {row['peak_mib']:8.1f} MiB")
     settings = {"batch": options.batch, "k": options.k, "dtype": "float32", "model": "paper CNN, 431,080 parameters"}
     result = {"environment": environment(options.device), "settings": settings, "results": rows}
     if options.out:

@@ -26,6 +26,7 @@ __all__ = [
     "prim_body",
     "pytree",
     "quiet_vmap_fallback",
+    "unfused_script",
     "unwrap_functorch",
 ]
 
@@ -106,14 +107,19 @@ def unwrap_functorch(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+def unfused_script() -> Any:
+    """A context in which TorchScript runs operation by operation, without fused kernels."""
+    return torch.jit.optimized_execution(False)  # type: ignore[attr-defined]
+
+
 class quiet_vmap_fallback:
     """Lift by torch's loop, without its performance warning, where an operation has no batching rule."""
 
     def __enter__(self) -> None:
-        torch._C._functorch._set_vmap_fallback_warning_enabled(False)
+        torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
 
     def __exit__(self, *exc: object) -> None:
-        torch._C._functorch._set_vmap_fallback_warning_enabled(True)
+        torch._C._functorch._set_vmap_fallback_warning_enabled(True)  # type: ignore[attr-defined]
 
 
 def op_database() -> list[Any]:

@@ -57,7 +57,7 @@ class Coverage:
         table = [("module", "operation", "rule", "calls")]
         table += [(row.module or "-", row.op, row.family, str(row.calls)) for row in self.rows]
         widths = [max(len(line[column]) for line in table) for column in range(4)]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in table]
+        lines = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in table]
         verdict = "every operation has a rule" if self.complete else f"without a rule: {', '.join(self.missing)}"
         return "\n".join([*lines, verdict])
 

@@ -195,10 +195,14 @@ def linear(op: Any, over: str | Sequence[str] | None = None, dims: str | None = 
         for name, value in bound.items():
             if name not in active and _has_jets(value):
                 raise _nonlinear_argument(op, name)
-        lifted = _shifted if dims is not None and _can_shift(bound, active) else _vmapped
-        tangent = lifted(op, args, kwargs, active, "tangent", dims)
-        second = lifted(op, args, kwargs, active, "second", dims) if pairs.rows else None
-        return rejoin(y, tangent, second)
+        axes = dims if _can_shift(bound, active) else None
+
+        def lift(part: str) -> Any:
+            if axes is None:
+                return _vmapped(op, args, kwargs, active, part)
+            return _shifted(op, args, kwargs, active, part, axes)
+
+        return rejoin(y, lift("tangent"), lift("second") if pairs.rows else None)
 
     add(op, Rule("linear", Kind.JET, rule))
 
@@ -252,7 +256,7 @@ def _split(op: Any, args: Sequence[Any], kwargs: dict[str, Any], active: set[str
     return leaves, is_row, structure
 
 
-def _vmapped(op: Any, args: Sequence[Any], kwargs: dict[str, Any], active: set[str], part: str, dims: None) -> Any:
+def _vmapped(op: Any, args: Sequence[Any], kwargs: dict[str, Any], active: set[str], part: str) -> Any:
     leaves, is_row, structure = _split(op, args, kwargs, active, part)
     if not any(is_row):
         return None
@@ -315,7 +319,7 @@ def _call_bound(op: Any, bound: dict[str, Any]) -> Any:
     for argument in op._schema.arguments:
         if argument.kwarg_only:
             break
-        positional.append(bound[argument.name] if argument.name in bound else argument.default_value)
+        positional.append(bound.get(argument.name, argument.default_value))
     return op(*positional, **{name: value for name, value in bound.items() if name in keyword_only})
 
 
@@ -403,4 +407,5 @@ def _refuse_jets(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
 
 
 def _nonlinear_argument(op: Any, name: str) -> MissingRule:
-    return MissingRule(f"the rule of {name_of(op)} does not differentiate its argument {name!r}, which is perturbed", str(op))
+    message = f"the rule of {name_of(op)} does not differentiate its argument {name!r}, which is perturbed"
+    return MissingRule(message, str(op))

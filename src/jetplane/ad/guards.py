@@ -35,7 +35,7 @@ def guarded(mode: JetMode) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(_autocast_without_cache())
         stack.enter_context(_no_fused_encoder())
-        stack.enter_context(torch.jit.optimized_execution(False))  # its fused kernels are invisible
+        stack.enter_context(_torch.unfused_script())  # its fused kernels are invisible
         if "torch._dynamo" in sys.modules:  # else nothing has been compiled, and importing it takes seconds
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_hooks(mode))
@@ -88,13 +88,13 @@ _START, _SUBMIT = threading.Thread.start, ThreadPoolExecutor.submit
 
 
 def _install() -> None:
-    _torch.SingleLevelFunction.apply = classmethod(_apply)
+    _torch.SingleLevelFunction.apply = classmethod(_apply)  # type: ignore[attr-defined]
     threading.Thread.start = _start  # type: ignore[method-assign]
     ThreadPoolExecutor.submit = _submit  # type: ignore[method-assign,assignment]
 
 
 def _uninstall() -> None:
-    del _torch.SingleLevelFunction.apply
+    del _torch.SingleLevelFunction.apply  # type: ignore[attr-defined]
     threading.Thread.start = _START  # type: ignore[method-assign]
     ThreadPoolExecutor.submit = _SUBMIT  # type: ignore[method-assign]
 
@@ -141,10 +141,10 @@ def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if any(mode.accepts_function(cls.__name__) for mode, _ in _ACTIVE):
             return original(*args, **kwargs)
         raise MissingRule(
-            f"torch.autograd.Function {cls.__name__} has no rule, and differentiating its forward body could contradict "
-            f"its backward; {call_site('called')}. Register one with "
-            f"jetplane.register.composite({cls.__name__}, body), or jetplane.register.transparent({cls.__name__}) if the "
-            "forward body itself is to be differentiated.",
+            f"torch.autograd.Function {cls.__name__} has no rule, and differentiating its forward body could "
+            f"contradict its backward; {call_site('called')}. Register one with "
+            f"jetplane.register.composite({cls.__name__}, body), or jetplane.register.transparent({cls.__name__}) if "
+            "the forward body itself is to be differentiated.",
             cls.__name__,
         )
     if rule.kind is Kind.CONSTANT:

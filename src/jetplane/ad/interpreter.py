@@ -100,8 +100,8 @@ class JetMode(_torch.DispatchMode):
             return out
         if self._functions:
             raise UnsupportedProgram(
-                f"the forward body of torch.autograd.Function {self._functions[-1]} uses a perturbed tensor that is not "
-                f"one of its arguments, at {call_site(str(func))}; expected it as an argument, and a rule."
+                f"the forward body of torch.autograd.Function {self._functions[-1]} uses a perturbed tensor that is "
+                f"not one of its arguments, in {call_site(str(func))}; expected it as an argument, and a rule."
             )
         step = plan(func)
         try:
@@ -293,8 +293,8 @@ def _refuse_tracked(jets: JetMode, func: Any, args: Any, kwargs: Any) -> Any:
     tensor = args[0]
     if isinstance(tensor, Tensor) and not _torch.is_functorch_wrapper(tensor) and jets.tracks(tensor):
         raise UnsupportedProgram(
-            f"{getattr(func, '__name__', func)} on a perturbed tensor loses its tangents, at {call_site('the program')}; "
-            "expected .detach() before it."
+            f"{getattr(func, '__name__', func)} on a perturbed tensor loses its tangents, in "
+            f"{call_site('the program')}; expected .detach() before it."
         )
     return func(*args, **kwargs)
 
@@ -336,7 +336,8 @@ def _cast(rows: Tensor | None, value: Tensor) -> Tensor | None:
 
 def _complex(func: Any) -> UnsupportedProgram:
     return UnsupportedProgram(
-        f"complex is not supported: {call_site(str(func))} makes a complex value of a perturbed tensor; expected real ones."
+        f"complex is not supported: {call_site(str(func))} makes a complex value of a perturbed tensor; expected "
+        "real ones."
     )
 
 
@@ -352,7 +353,7 @@ def _refuse_subclasses(func: Any, types: Any) -> None:
     for kind in types:
         if kind not in _PLAIN and kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
             raise UnsupportedProgram(
-                f"{call_site(str(func))} uses the tensor subclass {kind.__name__}, whose own dispatch hides its operations "
-                "from the engine; expected plain tensors."
+                f"{call_site(str(func))} uses the tensor subclass {kind.__name__}, whose own dispatch hides its "
+                "operations from the engine; expected plain tensors."
             )
 

@@ -218,7 +218,7 @@ class Quadratic:
         if not isinstance(other, Quadratic):
             return NotImplemented
         if self.k != other.k:
-            raise ValueError(f"cannot add quadratics on {self.k} and {other.k} directions; expected the same directions.")
+            raise ValueError(f"cannot add quadratics on {self.k} and {other.k} directions; expected the same ones.")
         return Quadratic(self.loss + other.loss, self.slope + other.slope, self.curvature + other.curvature)
 
     def __radd__(self, other: object) -> Quadratic:

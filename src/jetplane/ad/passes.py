@@ -30,7 +30,7 @@ class Pass:
         """Let ``leaf``'s tensor vary along its directions."""
         for other, seed in zip(self._leaves, self._seeds, strict=True):
             if _overlap(leaf.tensor, other):
-                raise ValueError(f"{label} shares its memory with {seed.label}; expected each tensor to be perturbed once.")
+                raise ValueError(f"{label} shares memory with {seed.label}; expected each tensor to be perturbed once.")
         seed = Seed(leaf.tensor, leaf, label)
         self._seeds.append(seed)
         self._leaves.append(leaf.tensor)
@@ -110,7 +110,8 @@ def check_directions(directions: Sequence[Tensor], leaves: Sequence[Tensor], lab
         if direction.shape[0] == 0:
             raise ValueError(f"directions for {label} have K = 0; expected at least one direction.")
         if count is not None and direction.shape[0] != count:
-            raise ValueError(f"directions for {label} have K = {direction.shape[0]}; expected {count} as for {labels[0]}.")
+            found = direction.shape[0]
+            raise ValueError(f"directions for {label} have K = {found}; expected {count} as for {labels[0]}.")
         count = direction.shape[0]
         if not bool(torch.isfinite(direction.detach()).all()):
             raise ValueError(f"directions for {label} hold values that are not finite; expected finite numbers.")
@@ -152,10 +153,8 @@ def _chunk(pairs: PairSet, positions: list[int]) -> Chunk:
     number = {row: n for n, row in enumerate(rows)}
     local = tuple((number[i], number[j]) for i, j in chosen)
     weights = None if pairs.weights is None else tuple(pairs.weights[p] for p in positions)
-    shape = next(
-        (s.shape for s in (PairSet.all(len(rows)), PairSet.diagonal(len(rows)), PairSet.star(len(rows))) if s.pairs == local),
-        "list",
-    )
+    known = (make(len(rows)) for make in (PairSet.all, PairSet.diagonal, PairSet.star))
+    shape = next((known_set.shape for known_set in known if known_set.pairs == local), "list")
     return Chunk(rows, PairSet(len(rows), local, weights, shape), tuple(positions))
 
 

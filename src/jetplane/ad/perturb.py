@@ -111,12 +111,13 @@ def _rows(directions: Any, leaves: list[Tensor], labels: list[str], params: Any)
         extra = [name for name in directions if name not in params]
         if missing or extra:
             raise ValueError(
-                f"directions lack {missing or 'nothing'} and name {extra or 'nothing'} beyond params; expected the same names."
+                f"directions lack {missing or 'nothing'} and name {extra or 'nothing'} beyond params; expected the "
+                "same names."
             )
         given = [directions[name] for name in labels]
     else:
         given = list(directions)
     if len(given) != len(leaves):
-        raise ValueError(f"there are directions for {len(given)} tensors; expected {len(leaves)}, one for each of params.")
+        raise ValueError(f"there are directions for {len(given)} tensors; expected {len(leaves)}, one for each.")
     check_directions(given, leaves, labels)
     return Given(given)

@@ -55,7 +55,8 @@ _TABLE: dict[Any, Rule] = {}
 def add(op: Any, rule: Rule) -> None:
     """Enter ``rule`` for an overload, an overload packet or a subclass of torch.autograd.Function."""
     if op in _TABLE:
-        raise ValueError(f"{name_of(op)} already has a rule of family {_TABLE[op].family!r}; a rule is registered once.")
+        family = _TABLE[op].family
+        raise ValueError(f"{name_of(op)} already has a rule of family {family!r}; expected one rule for each.")
     _TABLE[op] = rule
     plan.cache_clear()
 

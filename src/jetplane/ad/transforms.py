@@ -9,6 +9,7 @@ once. Results can be differentiated by backprop: ``laplacian(u, x).mean().backwa
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -61,11 +62,9 @@ class _Problem:
         rows = []
         for leaf, primal, label in zip(leaves, self.leaves, self.labels, strict=True):
             if not isinstance(leaf, Tensor):
-                raise TypeError(f"{name} for {label} is {type(leaf).__name__}; expected a tensor {tuple(primal.shape)}.")
+                raise TypeError(f"{name} for {label} is {type(leaf).__name__}; expected a tensor.")
             if leaf.shape != primal.shape:
-                raise ValueError(
-                    f"{name} for {label} has shape {tuple(leaf.shape)}; expected {tuple(primal.shape)}."
-                )
+                raise ValueError(f"{name} for {label} has shape {tuple(leaf.shape)}; expected {tuple(primal.shape)}.")
             rows.append(leaf.unsqueeze(0))
         check_directions(rows, self.leaves, self.labels)
         return rows
@@ -74,16 +73,19 @@ class _Problem:
         """The coordinate directions of the primals."""
         for leaf, label in zip(self.leaves, self.labels, strict=True):
             if not 0 <= batch_ndim <= leaf.ndim:
-                raise ValueError(f"batch_ndim is {batch_ndim}; expected 0 to {leaf.ndim} for {label} {tuple(leaf.shape)}.")
+                shape = tuple(leaf.shape)
+                raise ValueError(f"batch_ndim is {batch_ndim}; expected 0 to {leaf.ndim} for {label} {shape}.")
         return Basis([leaf.shape for leaf in self.leaves], batch_ndim)
 
-    def run(self, directions: Directions, pairs: PairSet, chunk_size: int | None, curve: list[Tensor] | None = None) -> Any:
+    def run(
+        self, directions: Directions, pairs: PairSet, chunk_size: int | None, curve: list[Tensor] | None = None
+    ) -> Any:
         """The jets of all outputs, as a tree."""
         work = chunks(pairs, chunk_size)
         if len(work) == 1:
             return self._pass(directions, pairs, work[0].rows, curve)
         replay = Replay(leaf.device for leaf in self.leaves)
-        trees = [replay.run(lambda c=c: self._pass(directions, c.pairs, c.rows, None)) for c in work]
+        trees = [replay.run(partial(self._pass, directions, chunk.pairs, chunk.rows, None)) for chunk in work]
         flat = [_leaves(tree, is_leaf=_is_jet) for tree in trees]
         structure = _torch.pytree.tree_structure(trees[0], is_leaf=_is_jet)
         jets = [assemble(pairs, list(zip(work, parts, strict=True))) for parts in zip(*flat, strict=True)]
@@ -115,7 +117,7 @@ def _is_jet(value: Any) -> bool:
     return isinstance(value, Jet)
 
 
-def _part(tree: Any, read: Callable[[Jet], Any]) -> Any:
+def _part(tree: Any, read: Callable[[Any], Any]) -> Any:
     return _map(read, tree, is_leaf=_is_jet)
 
 
@@ -132,7 +134,9 @@ def jvp(func: Callable[..., Any], primals: Any, tangents: Any, *, has_aux: bool 
     return problem.finish(_part(tree, lambda j: j.primal), _part(tree, lambda j: j.tangent[0]))
 
 
-def hyperdual(func: Callable[..., Any], primals: Any, v1: Any, v2: Any, v12: Any = None, *, has_aux: bool = False) -> Any:
+def hyperdual(
+    func: Callable[..., Any], primals: Any, v1: Any, v2: Any, v12: Any = None, *, has_aux: bool = False
+) -> Any:
     """``func`` of the hyper-dual number x + v1 e1 + v2 e2 + v12 e1 e2, for outputs of any shape.
 
     eps12 = grad f . v12 + v1^T H v2.
@@ -257,9 +261,8 @@ def hessian(func: Callable[..., Any], primals: Any, *, has_aux: bool = False, ch
         full = pairs.matrix(j.second).movedim((0, 1), (-2, -1))  # type: ignore[arg-type]
         parts = full.split(basis.sizes, -2)
         shaped = [p.unflatten(-2, leaf.shape or (1,)) for p, leaf in zip(parts, problem.leaves, strict=True)]
-        trees = [
-            _by_primal(problem, p if leaf.ndim else p.squeeze(-2)) for p, leaf in zip(shaped, problem.leaves, strict=True)
-        ]
+        rows = [p if leaf.ndim else p.squeeze(-2) for p, leaf in zip(shaped, problem.leaves, strict=True)]
+        trees = [_by_primal(problem, row) for row in rows]
         return trees[0] if problem.bare and len(trees) == 1 else _unflatten(trees, problem.structure)
 
     return problem.finish(_part(tree, blocks))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -164,7 +165,7 @@ def _settled(estimates: list[tuple[float, float]]) -> tuple[float, float]:
     """
     candidates = [
         (fine, max(abs(fine - coarse), noise), noise)
-        for (coarse, _), (fine, noise) in zip(estimates, estimates[1:], strict=False)
+        for (coarse, _), (fine, noise) in pairwise(estimates)
     ]
     clean = [c for c in candidates if c[2] <= 1e-2 * abs(c[0])]
     value, uncertainty, _ = clean[-1] if clean else min(candidates, key=lambda c: c[1])

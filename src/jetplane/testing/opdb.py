@@ -108,14 +108,15 @@ def _check_sample(op: Any, sample: Any, outcome: Outcome, dtype: torch.dtype) ->
         outcome.skipped += 1  # derivatives of nan
         return
     outcome.samples += 1
-    error = _distance(actual, expected)
-    if error > 1e-3 and dtype == torch.float64 and _settled_by_differences(program, unique, directions, actual, expected):
+    distance = _distance(actual, expected)
+    disputed = distance > 1e-3 and dtype == torch.float64
+    if disputed and _settled_by_differences(program, unique, directions, actual, expected):
         outcome.note = "torch's backward is wrong here: finite differences agree with jetplane and not with it"
-        error = 0.0
-    outcome.worst = max(outcome.worst, error)
+        distance = 0.0
+    outcome.worst = max(outcome.worst, distance)
     # an entry that uses a shorter dtype as well can agree to that dtype's precision only
     tolerance = max(TOLERANCE[d] for d in (dtype, actual.loss.dtype, *(t.dtype for t in unique)))
-    outcome.status = EXACT if error <= tolerance else WRONG
+    outcome.status = EXACT if distance <= tolerance else WRONG
 
 
 class _Complex(Exception):
@@ -176,7 +177,11 @@ def _distance(actual: Quadratic, expected: Quadratic) -> float:
 
 
 def _settled_by_differences(
-    program: Callable[[], Tensor], leaves: list[Tensor], directions: list[Tensor], actual: Quadratic, expected: Quadratic
+    program: Callable[[], Tensor],
+    leaves: list[Tensor],
+    directions: list[Tensor],
+    actual: Quadratic,
+    expected: Quadratic,
 ) -> bool:
     """Whether finite differences along each direction agree with ours and contradict double backward."""
     numbers = []

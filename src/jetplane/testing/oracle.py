@@ -14,7 +14,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from ..ad.jet import Quadratic
 
 
-def double_backward(function: Callable[[], Tensor], leaves: Sequence[Tensor], directions: Sequence[Tensor]) -> Quadratic:
+def double_backward(
+    function: Callable[[], Tensor], leaves: Sequence[Tensor], directions: Sequence[Tensor]
+) -> Quadratic:
     """The quadratic model of a scalar program in the plane of ``directions``, by reverse over reverse mode.
 
     ``leaves`` must require grad; ``directions`` are one tensor (K, *S) for each of them. Attention runs unfused, for

@@ -272,7 +272,7 @@ def _where(pairs: PairSet, op: Any, condition: Tensor, a: Any, b: Any) -> Jet:
     # selects rows instead of multiplying by a mask, so that what is not taken may be infinite
     y = op(condition, primal_of(a), primal_of(b))
 
-    def select(part: str) -> Tensor | None:
+    def select(part: str) -> Any:
         left = getattr(a, part) if isinstance(a, Jet) else None
         right = getattr(b, part) if isinstance(b, Jet) else None
         if left is None and right is None:
@@ -311,8 +311,8 @@ def _divide(pairs: PairSet, op: Any, a: Any, b: Any, *, rounding_mode: str | Non
     y = op(x, z, rounding_mode=rounding_mode)
     if rounding_mode is not None:
         return y
-    first, second = (part(y, x, z) for part in _DIVISION)
-    return chain(pairs, y, [a, b], first, second)
+    first, second = _DIVISION
+    return chain(pairs, y, [a, b], first(y, x, z), second(y, x, z))
 
 
 elementwise_of_many(

@@ -81,7 +81,9 @@ def _leads(positions: list[Tensor | None]) -> bool:
 # -- reductions into an index --------------------------------------------------------------------------------------
 
 
-def _scatter_reduce(x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True) -> Tensor:
+def _scatter_reduce(
+    x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
     base = x if include_self else x.scatter(dim, index, _start(reduce, x))
     ones = torch.ones_like(src).detach()
     if reduce == "sum":
@@ -129,7 +131,9 @@ def _scatter_reduce_clipped(
     return _scatter_reduce(x, dim, index, _clip(src, index), reduce, include_self=include_self)
 
 
-def _index_reduce(x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True) -> Tensor:
+def _index_reduce(
+    x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
     name = {"mean": "mean", "prod": "prod", "amax": "amax", "amin": "amin"}[reduce]
     if x.ndim == 0:
         return _scatter_reduce_clipped(x, 0, index.reshape(-1), source, name, include_self=include_self)

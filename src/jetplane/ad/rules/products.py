@@ -87,7 +87,9 @@ composite(aten.addr, lambda bias, a, b, *, beta=1, alpha=1: beta * bias + alpha 
 composite(aten.ger, lambda a, b: a[:, None] * b[None, :])
 
 
-def _addmm_activation(bias: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1, use_gelu: bool = False) -> Any:
+def _addmm_activation(
+    bias: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1, use_gelu: bool = False
+) -> Tensor:
     y = torch.addmm(bias, a, b, beta=beta, alpha=alpha)
     return torch.nn.functional.gelu(y, approximate="tanh") if use_gelu else y.relu()
 
