@@ -137,9 +137,9 @@ class JetMode(_torch.DispatchMode):
             if out is NotImplemented:  # torch's decomposition declines these arguments
                 raise MissingRule(f"{func} has no rule", str(func))
             return out
-        lifted_args, lifted_kwargs = self._lift(args), {name: self._lift_one(v) for name, v in kwargs.items()}
         with self.above():
-            return step.apply(self.pairs, func, *lifted_args, **lifted_kwargs)
+            lifted = {name: self._lift(value) for name, value in kwargs.items()}
+            return step.apply(self.pairs, func, *map(self._lift, args), **lifted)
 
     def _return(self, out: Any, args: Any) -> Any:
         """Enter the rows of the outputs and hand back ordinary tensors."""
@@ -177,7 +177,8 @@ class JetMode(_torch.DispatchMode):
             self._refuse_detached(targets, func)
             out = self._apply(step.counterpart, step.functional, args, inner_kwargs)
             flat = list(out) if isinstance(out, tuple | list) else [out]
-            jets = [item if isinstance(item, Jet) else self.jet(item) for item in flat[: len(targets)]]
+            with self.above():
+                jets = [item if isinstance(item, Jet) else self.jet(item) for item in flat[: len(targets)]]
             for target, jet in zip(targets, jets, strict=True):
                 value = jet.primal.detach() if jet.primal.requires_grad else jet.primal
                 if target.shape != value.shape and outs:
@@ -200,13 +201,13 @@ class JetMode(_torch.DispatchMode):
         storage = target.untyped_storage()
         record = self._records.get(storage)
         if record is None:
-            if tangent is None and second is None:
-                return
-            self._records[storage] = Record(target, tangent, second)
+            if tangent is not None or second is not None:
+                self._records[storage] = Record(target, tangent, second)
             return
-        elif isinstance(record, Seed):
-            record = record.record(target)
-        record.write(target, tangent, second)
+        with self.above():  # rows keep their autograd graph through writes
+            if isinstance(record, Seed):
+                record = record.record(target)
+            record.write(target, tangent, second)
         self._records[storage] = record
 
     def _missing(self, step: Plan, func: Any, args: Any, kwargs: Any) -> Any:
@@ -248,10 +249,8 @@ class JetMode(_torch.DispatchMode):
             elif isinstance(value, list | tuple):
                 self._collect(value, found)
 
-    def _lift(self, values: Any) -> Any:
-        return [self._lift_one(value) for value in values]
-
-    def _lift_one(self, value: Any) -> Any:
+    def _lift(self, value: Any) -> Any:
+        """An argument with jets in place of perturbed tensors."""
         if isinstance(value, Tensor):
             record = self.record_of(value) if self.tracks(value) else None
             if record is None:
@@ -259,7 +258,7 @@ class JetMode(_torch.DispatchMode):
             tangent, second = record.read(value)
             return value if tangent is None and second is None else Jet(value, tangent, second)
         if isinstance(value, list | tuple):
-            return [self._lift_one(item) for item in value]
+            return [self._lift(item) for item in value]
         return value
 
     def _stop_views(self, func: Any, args: Any, out: Any) -> None:

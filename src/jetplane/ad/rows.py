@@ -106,8 +106,9 @@ def _dense(tensor: Tensor) -> bool:
 def _view(flat: Tensor, tensor: Tensor) -> Tensor:
     """The rows of ``tensor`` inside rows (R, elements) of its whole storage."""
     size, stride, offset = geometry(tensor)
+    row, unit = flat.stride()  # the unit is 0 for expanded rows
     return flat.as_strided(
-        (flat.shape[0], *size), (flat.stride(0), *stride), flat.storage_offset() + offset * flat.stride(1)
+        (flat.shape[0], *size), (row, *(unit * s for s in stride)), flat.storage_offset() + offset * unit
     )
 
 

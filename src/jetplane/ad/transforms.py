@@ -271,7 +271,7 @@ def hessian(func: Callable[..., Any], primals: Any, *, has_aux: bool = False, ch
 def _by_primal(problem: _Problem, flat: Tensor) -> Any:
     """(..., D) as the primals' structure, each leaf (..., *S)."""
     parts = flat.split([leaf.numel() for leaf in problem.leaves], -1)
-    shaped = [p.reshape(*p.shape[:-1], *leaf.shape) for p, leaf in zip(parts, problem.leaves, strict=True)]
+    shaped = [p.reshape((*p.shape[:-1], *leaf.shape)) for p, leaf in zip(parts, problem.leaves, strict=True)]
     return _unflatten(shaped, problem.structure)
 
 

@@ -296,9 +296,14 @@ elementwise_of_many(aten.add, 2, lambda y, a, b, alpha=1: (1, alpha))
 elementwise_of_many(aten.sub, 2, lambda y, a, b, alpha=1: (1, -alpha))
 elementwise_of_many(aten.rsub, 2, lambda y, a, b, alpha=1: (-alpha, 1))
 elementwise_of_many(aten.mul, 2, lambda y, a, b: (b, a), lambda y, a, b: {(0, 1): 1})
+def _inverse(y: Tensor, b: Any) -> Any:
+    """1 / b in the dtype of the quotient: for an integer b torch would take float32."""
+    return 1 / (b.to(y.dtype) if isinstance(b, Tensor) else b)
+
+
 _DIVISION = (
-    lambda y, a, b: (lambda: 1 / b, lambda: -y / b),
-    lambda y, a, b: {(0, 1): lambda: -1 / (b * b), (1, 1): lambda: 2 * y / (b * b)},
+    lambda y, a, b: (lambda: _inverse(y, b), lambda: -y / b),
+    lambda y, a, b: {(0, 1): lambda: -(_inverse(y, b) ** 2), (1, 1): lambda: 2 * y * _inverse(y, b) ** 2},
 )
 elementwise_of_many(aten.div.Tensor, 2, *_DIVISION)
 elementwise_of_many(aten.div.Scalar, 2, *_DIVISION)

@@ -8,16 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...errors import UnsupportedProgram
 from ..families import composite, constant, jet_rule, linear
 from ..jet import Jet, PairSet
 
 aten = torch.ops.aten
 
-for _op in (aten.index_select, aten.take, aten.masked_select):
+for _op in (aten.take, aten.masked_select):
     linear(_op)
+linear(aten.index_select, dims="dim")
 linear(aten._unsafe_masked_index, over=("self", "fill"))
 linear(aten.gather)
-linear(aten.embedding, over="weight")
 linear(aten.index_put, over=("self", "values"))
 linear(aten._unsafe_index_put, over=("self", "values"))
 linear(aten.index_add, over=("self", "source"))
@@ -76,6 +77,29 @@ def _leads(positions: list[Tensor | None]) -> bool:
     """Whether the result of the indices is put in front: they start at axis 0 or do not stand side by side."""
     used = [axis for axis, index in enumerate(positions) if index is not None]
     return bool(used) and (used[0] == 0 or used[-1] - used[0] + 1 != len(used))
+
+
+@jet_rule(aten.embedding.default, "linear")
+def _embedding(
+    pairs: PairSet,
+    op: Any,
+    weight: Jet,
+    indices: Tensor,
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Jet:
+    if scale_grad_by_freq:
+        raise UnsupportedProgram("embedding with scale_grad_by_freq=True has no derivative; expected it to be False.")
+    padding = (indices == padding_idx).unsqueeze(-1)  # torch gives the padding row no gradient
+
+    def lift(rows: Tensor | None) -> Tensor | None:
+        if rows is None:
+            return None
+        taken = rows.index_select(1, indices.reshape(-1)).reshape(rows.shape[0], *indices.shape, rows.shape[-1])
+        return taken if padding_idx < 0 else torch.where(padding, 0.0, taken)
+
+    return Jet(op(weight.primal, indices, padding_idx), lift(weight.tangent), lift(weight.second))
 
 
 # -- reductions into an index --------------------------------------------------------------------------------------

@@ -73,13 +73,15 @@ def gathered(op: Any, space: int) -> None:
         if not isinstance(x, Jet):  # fractional pooling: perturbed random samples
             return op(x, *map(primal_of, args), **kwargs)
         values, indices = op(x.primal, *map(primal_of, args), **kwargs)
-        at = indices.flatten(-space)
+        size = math.prod(x.primal.shape[-space:])
+        planes = torch.arange(0, x.primal.numel(), max(size, 1), device=indices.device)
+        # one long gather is faster than one per plane
+        at = (indices.flatten(-space).flatten(0, -2) + planes.unsqueeze(1)).flatten()
 
         def lift(rows: Tensor | None) -> Tensor | None:
             if rows is None:
                 return None
-            picked = rows.flatten(-space).gather(-1, at.expand(rows.shape[0], *at.shape))
-            return picked.unflatten(-1, indices.shape[-space:])
+            return rows.flatten(1).gather(1, at.expand(rows.shape[0], -1)).unflatten(1, indices.shape)
 
         return Jet(values, lift(x.tangent), lift(x.second)), indices
 
@@ -116,7 +118,7 @@ _LINEAR, _NEAREST, _CUBIC = range(3)
 _ZEROS, _BORDER, _REFLECTION = range(3)
 
 
-def _grid_sampler(x: Tensor, grid: Tensor, mode: int, padding: int, align_corners: bool) -> Tensor:
+def sample(x: Tensor, grid: Tensor, mode: int, padding: int, align_corners: bool) -> Tensor:
     """x (N, C, *space) at the points of grid (N, *out, axes of space, the last one first)."""
     sizes = x.shape[2:]
     points = [_pixels(grid[..., -1 - axis], size, align_corners) for axis, size in enumerate(sizes)]
@@ -199,10 +201,10 @@ def _tap(x: Tensor, corner: tuple[tuple[Tensor, Any], ...]) -> Tensor:
     return values * weight.unsqueeze(1)
 
 
-composite(aten.grid_sampler_2d, _grid_sampler)
-composite(aten._grid_sampler_2d_cpu_fallback, _grid_sampler)
-composite(aten.grid_sampler_3d, _grid_sampler)
-composite(aten.cudnn_grid_sampler, lambda x, grid: _grid_sampler(x, grid, _LINEAR, _ZEROS, True))
+composite(aten.grid_sampler_2d, sample)
+composite(aten._grid_sampler_2d_cpu_fallback, sample)
+composite(aten.grid_sampler_3d, sample)
+composite(aten.cudnn_grid_sampler, lambda x, grid: sample(x, grid, _LINEAR, _ZEROS, True))
 
 # -- dropout: one draw for the value and all rows -----------------------------------------------------------------
 
@@ -245,17 +247,23 @@ def _embedding_bag(
         chosen = others[2].long()
         filled = (others[1][: real.shape[0]] > 0).unsqueeze(-1)
         return torch.where(filled, weight.gather(0, torch.where(filled, chosen, 0)), 0.0), *others
-    starts = offsets[:-1] if include_last_offset else offsets
-    places = torch.arange(indices.numel(), device=indices.device, dtype=starts.dtype)
-    bags = torch.searchsorted(starts.contiguous(), places, right=True) - 1
+    return bag_sums(weight, indices, offsets, len(real), mode, per_sample_weights, padding_idx), *others
+
+
+def bag_sums(
+    weight: Tensor, indices: Tensor, offsets: Tensor, count: int, mode: int, scales: Tensor | None, padding_idx: int
+) -> Tensor:
+    """The sum or mean of the vectors of each of ``count`` bags; a bag starts at its offset."""
+    places = torch.arange(indices.numel(), device=indices.device, dtype=offsets.dtype)
+    bags = torch.searchsorted(offsets.contiguous(), places, right=True) - 1
     factor: Any = (indices != padding_idx).to(weight.dtype)
+    zeros = weight.new_zeros((count, weight.shape[1]))
     if mode == _MEAN:
-        counts = torch.zeros_like(real[:, 0]).index_add(0, bags, factor)
+        counts = zeros[:, 0].index_add(0, bags, factor)
         factor = factor / counts.clamp(min=1)[bags]
-    if per_sample_weights is not None:
-        factor = factor * per_sample_weights
-    vectors = weight.index_select(0, indices) * factor.unsqueeze(-1)
-    return torch.zeros_like(real).index_add(0, bags, vectors), *others
+    if scales is not None:
+        factor = factor * scales
+    return zeros.index_add(0, bags, weight.index_select(0, indices) * factor.unsqueeze(-1))
 
 
 composite(aten._embedding_bag, _embedding_bag)
@@ -295,11 +303,13 @@ composite(aten._thnn_fused_gru_cell, _gru_cell)
 # -- distances ----------------------------------------------------------------------------------------------------
 
 
-def _cdist(a: Tensor, b: Tensor, p: float, compute_mode: int | None = None) -> Tensor:
+def distances(a: Tensor, b: Tensor, p: float, compute_mode: int | None = None) -> Tensor:
+    """All p-norms of differences of a row of a and a row of b."""
     return _distance(a.unsqueeze(-2) - b.unsqueeze(-3), p)
 
 
-def _pdist(x: Tensor, p: float = 2.0) -> Tensor:
+def pairwise_distances(x: Tensor, p: float = 2.0) -> Tensor:
+    """The p-norms of differences of two rows of x, the first before the second."""
     i, j = torch.triu_indices(len(x), len(x), 1, device=x.device)
     return _distance(x.index_select(0, i) - x.index_select(0, j), p)
 
@@ -310,7 +320,7 @@ def _distance(difference: Tensor, p: float) -> Tensor:
     return torch.linalg.vector_norm(difference, p, -1)
 
 
-composite(aten._cdist_forward, _cdist)
-composite(aten._pdist_forward, _pdist)
-composite(aten._euclidean_dist, lambda a, b: _cdist(a, b, 2.0))
+composite(aten._cdist_forward, distances)
+composite(aten._pdist_forward, pairwise_distances)
+composite(aten._euclidean_dist, lambda a, b: distances(a, b, 2.0))
 

@@ -242,7 +242,7 @@ def _cholesky(pairs: PairSet, op: Any, A: Jet, upper: bool = False) -> Any:
 
 @jet_rule(aten.cholesky_solve.default, "linalg")
 def _cholesky_solve(pairs: PairSet, op: Any, B: Any, L: Any, upper: bool = False) -> Any:
-    """(L L^T) x = B. Like torch, L is a triangular matrix and so are its directions, though all of them count."""
+    """(L L^T) x = B. The value of L is read as triangular, its directions in full, as torch does."""
     L0 = primal_of(L)
     x = op(primal_of(B), L0, upper)
     d, lower = nil(pairs, L, x.ndim), L0
@@ -250,7 +250,7 @@ def _cholesky_solve(pairs: PairSet, op: Any, B: Any, L: Any, upper: bool = False
         d, lower = d.mT, L0.mT
     a = mm(d, lower.tril().mT)
     a = a + a.mT + mm(d, d.mT)
-    return joined(x, _solution(pairs, a, B, x, True, lambda rows: op(rows, L0.expand(rows.shape[:-2] + L0.shape[-2:]), upper)))
+    return joined(x, _solution(pairs, a, B, x, True, lambda rows: op(rows, L0, upper)))
 
 
 def _cholesky_inverse(L: Tensor, upper: bool = False) -> Tensor:
@@ -427,7 +427,7 @@ def _eigh(pairs: PairSet, op: Any, A: Jet, UPLO: str = "L", compute_v: bool = Tr
     over_gaps = _over_gaps(values)
     z = e * over_gaps
     w = e + mm(e, z) - z * e.diagonal.map(lambda rows: rows.unsqueeze(-2))
-    jet = joined(values, w.diagonal.map(torch.clone))
+    jet = joined(values, w.diagonal.map(torch.clone))  # a clone: rows of a vector lie densely in memory
     if not compute_v:
         return jet, values.new_empty(0)
     return jet, joined(V, mm(V, w * over_gaps + _minus_half_norms(z)))
@@ -504,7 +504,7 @@ def _pinv(A: Tensor, *, atol: Any = None, rtol: Any = None, hermitian: bool = Fa
     if hermitian:
         _check_symmetric(value)
     U, S, Vh = linalg.svd(value, full_matrices=False)
-    kept = S > _cutoff(value, S, atol, rtol)
+    kept = _cutoff(value, S, atol, rtol) < S
     frame = torch.where(kept, 1 / torch.where(kept, S, 1.0), 0.0)
     left, right = frame.unsqueeze(-1) * U.mT, Vh.mT * frame.unsqueeze(-2)
     C, R = A @ right, left @ A
@@ -537,12 +537,11 @@ composite(aten.linalg_pinv.atol_rtol_tensor, _pinv)
 
 
 def _lstsq(A: Tensor, B: Tensor, rcond: float | None = None, *, driver: str | None = None) -> Any:
-    value, *rest = aten.linalg_lstsq.default(A.detach(), B.detach(), rcond, driver=driver)
+    _, residuals, *others = aten.linalg_lstsq.default(A.detach(), B.detach(), rcond, driver=driver)
     vector = _is_vector(A, B)
     right = B.unsqueeze(-1) if vector else B
     # the driver gels takes any matrix for one of full rank
     X = _pinv(A, rtol=0.0 if driver == "gels" else rcond) @ right
-    residuals, *others = rest
     if residuals.numel():
         residuals = (A @ X - right).square().sum(-2).reshape(residuals.shape)
     return (X.squeeze(-1) if vector else X), residuals, *others
@@ -582,13 +581,20 @@ def _det(pairs: PairSet, op: Any, A: Jet) -> Any:
     a, n = nil(pairs, A), A.primal.shape[-1]
     if n == 0:
         return det, LU, pivots
-    S = linalg.svdvals(A.primal.detach())
-    regular = S[..., -1] > torch.finfo(S.dtype).eps ** 0.25 * S[..., 0]
+    regular = _is_regular(A.primal.detach())
     chosen = regular[..., None, None]
-    spaced = torch.diag(torch.arange(1, n + 1, dtype=S.dtype, device=S.device))
-    by_solve = _det_by_solve(torch.where(chosen, A.primal, torch.eye(n, dtype=S.dtype, device=S.device)), det, a)
+    identity = torch.eye(n, dtype=det.dtype, device=det.device)
+    spaced = torch.diag(torch.arange(1, n + 1, dtype=det.dtype, device=det.device))
+    by_solve = _det_by_solve(torch.where(chosen, A.primal, identity), det, a)
     by_svd = _det_by_svd(torch.where(chosen, spaced, A.primal), a)
     return joined(det, _choose(regular, by_solve, by_svd)), LU, pivots
+
+
+def _is_regular(A: Tensor) -> Tensor:
+    """Whether a solve with A is accurate. Matrices with nan or inf count as regular: the SVD would raise on them."""
+    broken = ~A.isfinite().all(-1).all(-1)
+    S = linalg.svdvals(torch.where(broken[..., None, None], 0.0, A))
+    return broken | (torch.finfo(S.dtype).eps ** 0.25 * S[..., 0] < S[..., -1])
 
 
 def _choose(condition: Tensor, a: Nil, b: Nil) -> Nil:

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...errors import MissingRule
+from ...errors import MissingRule, UnsupportedProgram
 from ..families import composite, jet_rule
 from ..jet import Jet, PairSet
 
 aten = torch.ops.aten
 _NONE, _MEAN, _SUM = range(3)
+_NEVER = -1e30  # the logarithm of zero, but finite, so that no derivative is nan
 
 # -- negative log likelihood: a gather over the classes -----------------------------------------------------------
 
@@ -47,11 +48,27 @@ def _nll_loss(
     return Jet(y, lift(x.tangent), lift(x.second)), mass
 
 
-# -- margins between the classes of a set and the others --------------------------------------------------------------
+# -- margins ----------------------------------------------------------------------------------------------------------
 
 
-def _multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int) -> tuple[Tensor, Tensor]:
-    """sum_jk max(0, 1 - x_j + x_k) / C over the targets j, which end at the first -1, and all classes k outside."""
+def _reduced(loss: Tensor, reduction: int) -> Tensor:
+    return {_NONE: lambda: loss, _MEAN: loss.mean, _SUM: loss.sum}[reduction]()
+
+
+def _soft_margin_loss(x: Tensor, target: Tensor, reduction: int = _MEAN) -> Tensor:
+    margin = -target * x
+    # torch's log1p(exp(margin)) overflows in its second derivative
+    return _reduced(torch.logaddexp(margin, torch.zeros_like(margin)), reduction)
+
+
+composite(aten.soft_margin_loss, _soft_margin_loss)
+
+
+def multilabel_margins(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """sum_jk max(0, 1 - x_j + x_k) / C over the targets j, which end at the first -1, and all classes k outside.
+
+    For each example; and which classes are targets.
+    """
     classes = x.shape[-1] if x.ndim else 1
     scores, labels = x.reshape(-1, classes), target.reshape(-1, classes)
     listed = (labels < 0).cumsum(1) == 0
@@ -59,9 +76,12 @@ def _multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int) -> tuple[
     chosen = torch.zeros_like(labels).scatter_add(1, at, listed.long()) > 0
     margins = 1 - scores.gather(1, at).unsqueeze(2) + scores.unsqueeze(1)
     counted = listed.unsqueeze(2) & ~chosen.unsqueeze(1) & (margins > 0)
-    loss = torch.where(counted, margins, 0.0).sum((1, 2)) / classes
-    out = {_NONE: lambda: loss.reshape(x.shape[:-1]), _MEAN: loss.mean, _SUM: loss.sum}[reduction]()
-    return out, chosen.to(x.dtype).reshape(target.shape)
+    return torch.where(counted, margins, 0.0).sum((1, 2)) / classes, chosen
+
+
+def _multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int) -> tuple[Tensor, Tensor]:
+    loss, chosen = multilabel_margins(x, target)
+    return _reduced(loss.reshape(x.shape[:-1]), reduction), chosen.to(x.dtype).reshape(target.shape)
 
 
 composite(aten.multilabel_margin_loss_forward, _multilabel_margin_loss)
@@ -74,7 +94,7 @@ def _ctc_loss(
     zero_infinity: bool = False,
 ) -> tuple[Tensor, Tensor]:
     real, log_alpha = aten._ctc_loss(log_probs.detach(), targets, input_lengths, target_lengths, blank, zero_infinity)
-    loss = _ctc(log_probs, targets, _lengths(input_lengths), _lengths(target_lengths), blank)
+    loss = ctc(log_probs, targets, input_lengths, target_lengths, blank)
     return loss.reshape(real.shape), log_alpha
 
 
@@ -82,20 +102,25 @@ def _cudnn_ctc_loss(
     log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int, deterministic: bool,
     zero_infinity: bool,
 ) -> tuple[Tensor, Tensor]:
-    loss = _ctc(log_probs, targets, _lengths(input_lengths), _lengths(target_lengths), blank)
-    return loss, torch.zeros_like(log_probs)  # torch's own gradient: of no use where jets are carried
+    if torch.is_grad_enabled():
+        raise UnsupportedProgram(
+            "cuDNN's ctc_loss computes its gradient ahead, without derivatives of it; expected targets of dtype int64 "
+            "on the device, or torch.no_grad()."
+        )
+    return ctc(log_probs, targets, input_lengths, target_lengths, blank), torch.zeros_like(log_probs)
 
 
 def _lengths(lengths: Any) -> list[int]:
     return lengths.reshape(-1).tolist() if isinstance(lengths, Tensor) else list(lengths)
 
 
-def _ctc(log_probs: Tensor, targets: Tensor, input_lengths: list[int], target_lengths: list[int], blank: int) -> Tensor:
+def ctc(log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int) -> Tensor:
     """-log p(target) for each example, by the forward recursion over time in log space.
 
     The states are the labels with blanks between and around them; a state is reached from itself, from the one before,
     and from the label before that if it differs.
     """
+    input_lengths, target_lengths = _lengths(input_lengths), _lengths(target_lengths)
     if log_probs.ndim == 2:
         log_probs = log_probs.unsqueeze(1)
     batch, device = log_probs.shape[1], log_probs.device
@@ -106,18 +131,18 @@ def _ctc(log_probs: Tensor, targets: Tensor, input_lengths: list[int], target_le
     skip[:, 3::2] = labels[:, 1:] != labels[:, :-1]
     emitted = log_probs.gather(2, states.expand(log_probs.shape[0], *states.shape))  # (T, N, states)
     places = torch.arange(states.shape[1], device=device)
-    # outside of what can be reached: minus infinity, a constant
-    barred = torch.where(skip, 0.0, -math.inf).to(log_probs.dtype)
-    alpha = torch.where(places < 2, emitted[0], -math.inf)
+    barred = torch.where(skip, 0.0, _NEVER).to(log_probs.dtype)
+    alpha = torch.where(places < 2, emitted[0], _NEVER)
     lengths = torch.tensor(input_lengths, device=device).unsqueeze(1)
     for time in range(1, log_probs.shape[0]):
-        before = F.pad(alpha, (1, 0), value=-math.inf)[:, :-1]
-        twice = F.pad(alpha, (2, 0), value=-math.inf)[:, :-2] + barred
+        before = F.pad(alpha, (1, 0), value=_NEVER)[:, :-1]
+        twice = F.pad(alpha, (2, 0), value=_NEVER)[:, :-2] + barred
         step = torch.logsumexp(torch.stack([alpha, before, twice]), 0) + emitted[time]
         alpha = torch.where(time < lengths, step, alpha)
     last = 2 * torch.tensor(target_lengths, device=device).unsqueeze(1)
     ends = (places == last) | (places == last - 1)
-    loss = -torch.logsumexp(torch.where(ends, alpha, -math.inf), 1)
+    loss = -torch.logsumexp(torch.where(ends, alpha, _NEVER), 1)
+    loss = torch.where(loss > -_NEVER / 2, math.inf, loss)
     # without any time step only the empty target is possible
     empty = torch.where(last > 0, math.inf, 0.0).to(loss.dtype).squeeze(1)
     return torch.where(lengths.squeeze(1) == 0, empty, loss)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..families import jet_rule, linear, primal_of, primals_of
+from ..families import composite, jet_rule, linear, primal_of, primals_of
 from ..jet import Jet, PairSet
 from ..registry import Kind, Rule, add
 
@@ -24,13 +24,14 @@ for _op in (
     *(aten.alias_copy, aten.as_strided_copy, aten.diagonal_copy, aten.expand_copy, aten.permute_copy, aten.select_copy),
     *(aten.slice_copy, aten.squeeze_copy, aten.t_copy, aten.transpose_copy, aten.unfold_copy, aten.unsqueeze_copy),
     *(aten.view_copy, aten._reshape_copy, aten.narrow_copy, aten.split_copy, aten.split_with_sizes_copy),
-    *(aten.unbind_copy, aten.detach_copy, aten.flip, aten.roll),
+    *(aten.detach_copy, aten.flip, aten.roll),
     *(aten.repeat, aten.rot90, aten.diag_embed, aten.tril, aten.triu, aten.block_diag, aten.channel_shuffle),
     *(aten.pixel_shuffle, aten.pixel_unshuffle, aten.im2col, aten.col2im, aten.trace, aten.diff),
     *(aten.select_backward, aten.slice_backward, aten.diagonal_backward, aten.unfold_backward, aten.trace_backward),
 ):
     linear(_op)
 
+composite(aten.unbind_copy, lambda x, dim=0: [part.clone() for part in x.unbind(dim)])
 linear(aten.stack, over="tensors", dims="dim")
 linear(aten.constant_pad_nd, over=("self", "value"))
 
