@@ -28,6 +28,7 @@ __all__ = [
     "quiet_vmap_fallback",
     "unfused_script",
     "unwrap_functorch",
+    "without_fused_libraries",
 ]
 
 
@@ -54,22 +55,57 @@ _AUTOCAST = [
 
 
 class AboveAutograd:
-    """The thread's dispatch state where the mode was entered, to be restored inside its handler.
+    """The thread's dispatch state where a pass was started, to be restored inside the mode's handler.
 
-    A dispatch handler runs below autograd and functorch. Restoring the state of the entry makes vmap,
-    composite operations and autograd work there; autocast stays off, for its casts happened already.
+    A dispatch handler runs below autograd and functorch. Restoring the state of the start makes vmap, composite
+    operations and autograd work there; autocast stays off, for its casts happened already. Whether rows get an
+    autograd graph is decided at the start too, and not by a no_grad inside the program.
     """
 
     def __init__(self) -> None:
+        self.differentiable = torch.is_grad_enabled()
         self.include = torch._C._dispatch_tls_local_include_set()
         exclude = torch._C._dispatch_tls_local_exclude_set()
         for key in _AUTOCAST:
             exclude = exclude.add(key)
         self.exclude = exclude
 
-    def __call__(self) -> Any:
-        """A context manager that restores the state."""
-        return torch._C._ForceDispatchKeyGuard(self.include, self.exclude)
+    def __call__(self) -> _Restored:
+        """A context in which the state is restored."""
+        return _Restored(self)
+
+
+class _Restored:
+    """One use of :class:`AboveAutograd`. A class, for a generator would cost more than the operation inside."""
+
+    def __init__(self, state: AboveAutograd) -> None:
+        self._guard = torch._C._ForceDispatchKeyGuard(state.include, state.exclude)
+        self._differentiable = state.differentiable
+
+    def __enter__(self) -> None:
+        self._previous = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(self._differentiable)
+        self._guard.__enter__()
+
+    def __exit__(self, *exc: object) -> None:
+        self._guard.__exit__(*exc)
+        torch._C._set_grad_enabled(self._previous)
+
+
+class without_fused_libraries:
+    """cuDNN and oneDNN off, so that torch composes their layers of plain operations."""
+
+    def __enter__(self) -> None:
+        self._previous = torch._C._get_cudnn_enabled(), torch._C._get_mkldnn_enabled()
+        self._set(False, False)
+
+    def __exit__(self, *exc: object) -> None:
+        self._set(*self._previous)
+
+    @staticmethod
+    def _set(cudnn: bool, mkldnn: bool) -> None:
+        torch._C._set_cudnn_enabled(cudnn)
+        torch._C._set_mkldnn_enabled(mkldnn)
 
 
 def is_composite(op: Any) -> bool:

@@ -132,7 +132,7 @@ class JetMode(_torch.DispatchMode):
         """The outputs of an operation: jets from a rule, tensors of the program from a composite."""
         assert step.apply is not None
         if step.kind is Kind.COMPOSITE:
-            with self.above(), self.stops, self:
+            with self.above(), _every_stop(), self:
                 out = step.apply(*args, **kwargs)
             if out is NotImplemented:  # torch's decomposition declines these arguments
                 raise MissingRule(f"{func} has no rule", str(func))
@@ -175,6 +175,11 @@ class JetMode(_torch.DispatchMode):
             outs = {a.name for a in func._schema.arguments if a.is_out}
             inner_kwargs = {name: value for name, value in kwargs.items() if name not in outs}
             self._refuse_detached(targets, func)
+            if self.above.differentiable:
+                # rows may save the old contents for a backward pass, so they get their own copy
+                with self.above(), self:
+                    copies = {id(t): t.clone() for t in targets if t.requires_grad}
+                args = [copies.get(id(a), a) for a in args]
             out = self._apply(step.counterpart, step.functional, args, inner_kwargs)
             flat = list(out) if isinstance(out, tuple | list) else [out]
             with self.above():
@@ -204,7 +209,7 @@ class JetMode(_torch.DispatchMode):
             if tangent is not None or second is not None:
                 self._records[storage] = Record(target, tangent, second)
             return
-        with self.above():  # rows keep their autograd graph through writes
+        with self.above():
             if isinstance(record, Seed):
                 record = record.record(target)
             record.write(target, tangent, second)
@@ -275,11 +280,32 @@ class StopMode(TorchFunctionMode):
         super().__init__()
         self._jets = weakref.proxy(jets)
 
+    def __enter__(self) -> StopMode:
+        _RUNNING.append(self)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        _RUNNING.remove(self)
+        super().__exit__(*exc)
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         hook = _HOOKS.get(func)
         if hook is None:
             return func(*args, **(kwargs or {}))
         return hook(self._jets, func, args, kwargs or {})
+
+
+_RUNNING: list[StopMode] = []  # of all nested passes, outermost first
+
+
+@contextlib.contextmanager
+def _every_stop() -> Iterator[None]:
+    """A composite's body is a part of the program: its detach stops the tangents of every nested pass."""
+    with contextlib.ExitStack() as stack:
+        for stops in dict.fromkeys(_RUNNING):
+            stack.enter_context(stops)
+        yield
 
 
 def _stop_output(jets: JetMode, func: Any, args: Any, kwargs: Any) -> Any:
@@ -300,7 +326,7 @@ def _refuse_tracked(jets: JetMode, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _without_fused_rnn(jets: JetMode, func: Any, args: Any, kwargs: Any) -> Any:
     # cuDNN's and oneDNN's fused layers hide the recurrence; without them torch unrolls it into plain operations
-    with torch.backends.cudnn.flags(enabled=False), torch.backends.mkldnn.flags(enabled=False):
+    with _torch.without_fused_libraries():
         return func(*args, **kwargs)
 
 

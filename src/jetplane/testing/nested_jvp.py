@@ -165,9 +165,7 @@ def _products_curvature(x: Vector, v: Vector) -> list[float]:
     return [
         2
         * math.fsum(
-            v[i] * v[j] * math.prod(x[k] for k in range(end) if k not in (i, j))
-            for j in range(end)
-            for i in range(j)
+            v[i] * v[j] * math.prod(x[k] for k in range(end) if k not in (i, j)) for j in range(end) for i in range(j)
         )
         for end in range(1, len(x) + 1)
     ]
@@ -352,8 +350,9 @@ def markdown() -> str:
         theirs, ours = by_nested_jvp(case), _ours(case)
         cells = [case.name, f"`{case.formula}`", f"{case.closed:.9g}"]
         for value in (theirs, ours):
-            known = isinstance(value, float)
-            cells += [f"{value:.9g}", _error(relative_error(value, case.closed))] if known else [str(value), "-"]
+            cells += (
+                [value, "-"] if isinstance(value, str) else [f"{value:.9g}", _error(relative_error(value, case.closed))]
+            )
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

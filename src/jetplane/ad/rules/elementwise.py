@@ -178,38 +178,44 @@ def _polygamma(pairs: PairSet, op: Any, n: int, x: Jet) -> Jet:
     return chain(pairs, op(n, x.primal), [x], [torch.polygamma(n + 1, x.primal)], higher)
 
 
-def _over(value: Tensor, x: Tensor, at_zero: float) -> Tensor:
-    """value / x, with its limit where x vanishes."""
-    near = x.abs() < 1e-7
-    return where(near, at_zero, value / where(near, 1.0, x))
+def _bessel_ratio(x: Tensor, scaled: bool, order: int) -> Tensor:
+    """I_1(x) / x for order 1 and I_2(x) / x for order 2, times e^-|x| if scaled; smooth at zero."""
+    near = x.abs() < 1
+    safe = where(near, 1.0, x)
+    i0, i1 = (torch.special.i0e, torch.special.i1e) if scaled else (torch.special.i0, torch.special.i1)
+    far = i1(safe) / safe if order == 1 else (i0(safe) - 2 * i1(safe) / safe) / safe
+    square, term = x * x / 4, torch.ones_like(x) / 2 if order == 1 else x / 8
+    series = term
+    for k in range(1, 10):  # the tenth term is below 1e-18 of the first for |x| < 1
+        term = term * square / (k * (k + order))
+        series = series + term
+    return where(near, series * exp(-x.abs()) if scaled else series, far)
 
 
-elementwise(
-    aten.i0, lambda x, y: torch.special.i1(x), lambda x, y, d: y - _over(d, x, 0.5)
-)
+elementwise(aten.i0, lambda x, y: torch.special.i1(x), lambda x, y, d: y - _bessel_ratio(x, False, 1))
 elementwise(
     aten.special_i1,
-    lambda x, y: torch.special.i0(x) - _over(y, x, 0.5),
-    lambda x, y, d: y - _over(d - _over(y, x, 0.5), x, 0.0),
+    lambda x, y: torch.special.i0(x) - _bessel_ratio(x, False, 1),
+    lambda x, y, d: y - _bessel_ratio(x, False, 2),
 )
 elementwise(
     aten.special_i0e,
     lambda x, y: torch.special.i1e(x) - torch.sgn(x) * y,
-    lambda x, y, d: y - _over(torch.special.i1e(x), x, 0.5) - torch.sgn(x) * (torch.special.i1e(x) + d),
+    lambda x, y, d: y - _bessel_ratio(x, True, 1) - torch.sgn(x) * (torch.special.i1e(x) + d),
 )
-
-
-def _i1e_first(x: Tensor, y: Tensor) -> Tensor:
-    return torch.special.i0e(x) - torch.sgn(x) * y - _over(y, x, 0.5)
 
 
 def _i1e_second(x: Tensor, y: Tensor, d: Tensor) -> Tensor:
     s = torch.sgn(x)
     plain = d + s * y  # e^-|x| I1'(x)
-    return y - _over(plain - _over(y, x, 0.5), x, 0.0) - s * plain - s * d
+    return y - _bessel_ratio(x, True, 2) - s * plain - s * d
 
 
-elementwise(aten.special_i1e, _i1e_first, _i1e_second)
+elementwise(
+    aten.special_i1e,
+    lambda x, y: torch.special.i0e(x) - torch.sgn(x) * y - _bessel_ratio(x, True, 1),
+    _i1e_second,
+)
 
 # -- absolute values, rounding, selection -------------------------------------------------------------------------
 
