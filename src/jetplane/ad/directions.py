@@ -107,9 +107,7 @@ class Leaf:
 
     def tangent(self) -> Tensor:
         """(rows chosen, *S)"""
-        parts = [
-            self.directions.rows(self.position, self.tensor, start, stop) for start, stop in _ranges(self.chosen)
-        ]
+        parts = [self.directions.rows(self.position, self.tensor, start, stop) for start, stop in _ranges(self.chosen)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def second(self) -> Tensor | None:

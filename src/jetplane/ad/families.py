@@ -400,9 +400,11 @@ def _refuse_jets(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     if _has_jets(args) or _has_jets(tuple(kwargs.values())):
         offset = len(argument_names(op)) - len(args) - len(kwargs)
         index = next((i for i, value in enumerate(args) if _has_jets(value)), None)
-        name = next((n for n, v in kwargs.items() if _has_jets(v)), "") if index is None else argument_names(op)[
-            min(max(offset, 0) + index, len(argument_names(op)) - 1)
-        ]
+        name = (
+            next((n for n, v in kwargs.items() if _has_jets(v)), "")
+            if index is None
+            else argument_names(op)[min(max(offset, 0) + index, len(argument_names(op)) - 1)]
+        )
         raise _nonlinear_argument(op, name)
 
 

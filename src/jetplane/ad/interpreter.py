@@ -213,7 +213,10 @@ class JetMode(_torch.DispatchMode):
             if isinstance(record, Seed):
                 record = record.record(target)
             record.write(target, tangent, second)
-        self._records[storage] = record
+        if record.empty:
+            del self._records[storage]
+        else:
+            self._records[storage] = record
 
     def _missing(self, step: Plan, func: Any, args: Any, kwargs: Any) -> Any:
         if not step.writes:
@@ -381,4 +384,3 @@ def _refuse_subclasses(func: Any, types: Any) -> None:
                 f"{call_site(str(func))} uses the tensor subclass {kind.__name__}, whose own dispatch hides its "
                 "operations from the engine; expected plain tensors."
             )
-

@@ -123,9 +123,7 @@ class PairSet:
         if self.shape == "star":
             return self._collapse(a[:1] * b[1:] + a[1:] * b[:1])
         if self.shape == "all":
-            return self._collapse(
-                torch.cat([a[i : i + 1] * b[i:] + a[i:] * b[i : i + 1] for i in range(self.k)])
-            )
+            return self._collapse(torch.cat([a[i : i + 1] * b[i:] + a[i:] * b[i : i + 1] for i in range(self.k)]))
         i, j = self._index(a.device)
         return self._collapse(a[i] * b[j] + a[j] * b[i])
 

@@ -78,9 +78,7 @@ class _Writes(_torch.DispatchMode):
 
 def _tensors(tree: Any) -> list[Tensor]:
     return [
-        leaf
-        for leaf in _torch.pytree.tree_leaves(tree)
-        if isinstance(leaf, Tensor) and leaf.layout is torch.strided
+        leaf for leaf in _torch.pytree.tree_leaves(tree) if isinstance(leaf, Tensor) and leaf.layout is torch.strided
     ]
 
 

@@ -36,6 +36,11 @@ class Record:
         # Rows that were read may be shared (y = x + 1 has x's tangents), so the next write copies them.
         self._owned = False
 
+    @property
+    def empty(self) -> bool:
+        """Whether all rows are zero."""
+        return self._parts[0] is None and self._parts[1] is None
+
     def read(self, tensor: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Tangent and second rows of ``tensor``, a view of the recorded storage."""
         self._owned = False

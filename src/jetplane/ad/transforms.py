@@ -297,5 +297,3 @@ def laplacian(
     rows = problem.basis(batch_ndim) if directions is None else problem.directions(directions)
     tree = problem.run(rows, PairSet.laplacian(rows.k), chunk_size)
     return problem.finish(_part(tree, lambda j: j.second[0]))
-
-

@@ -163,10 +163,7 @@ def _settled(estimates: list[tuple[float, float]]) -> tuple[float, float]:
     Not the one that changes least: a program with many kinks settles at a wrong value until steps are shorter than
     the way to the nearest kink.
     """
-    candidates = [
-        (fine, max(abs(fine - coarse), noise), noise)
-        for (coarse, _), (fine, noise) in pairwise(estimates)
-    ]
+    candidates = [(fine, max(abs(fine - coarse), noise), noise) for (coarse, _), (fine, noise) in pairwise(estimates)]
     clean = [c for c in candidates if c[2] <= 1e-2 * abs(c[0])]
     value, uncertainty, _ = clean[-1] if clean else min(candidates, key=lambda c: c[1])
     return value, uncertainty

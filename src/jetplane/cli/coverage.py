@@ -34,10 +34,10 @@ _MEANING = {
 
 _EXPLANATION = """\
 Each entry is run on its sample inputs with two random directions; loss, slope and curvature are compared with double
-backward, each relative to its largest number. Errors are counted beyond an absolute floor of 1e-11, so 0 does not mean
-equal bit for bit. Where double backward and the pass disagree and finite differences side with the pass, the sample
-counts as exact with error 0, and the note says so; those differences check the slopes and the diagonal of the curvature
-only. Written by `jetplane coverage`; do not edit."""
+backward, each relative to its own size (or, where it nearly vanishes, to a small fraction of the largest). In dtypes
+shorter than float64 the truth is the float64 result on the same inputs. Where double backward and the pass disagree and
+finite differences in float64 side with the pass, the sample counts as exact, and the note says so. Written by
+`jetplane coverage`; do not edit."""
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:

@@ -6,9 +6,10 @@ import importlib
 from functools import cache
 
 MODULES = (
-    "elementwise", "shapes", "indexing", "reductions", "products", "layers", "norms", "attention", "losses", "linalg",
-    "backward",
-)  # fmt: skip
+    *("elementwise", "special", "activations", "shapes", "indexing", "reductions", "products"),
+    *("factorisations", "spectra", "determinants"),
+    *("layers", "norms", "attention", "losses", "backward"),
+)
 
 
 @cache

@@ -45,8 +45,12 @@ composite(aten.softshrink_backward, lambda grad, x, limit: torch.where(x.abs() >
 _RESIZE = {
     1: (aten.upsample_nearest1d_backward, aten._upsample_nearest_exact1d_backward, aten.upsample_linear1d_backward),
     2: (
-        aten.upsample_nearest2d_backward, aten._upsample_nearest_exact2d_backward, aten.upsample_bilinear2d_backward,
-        aten.upsample_bicubic2d_backward, aten._upsample_bilinear2d_aa_backward, aten._upsample_bicubic2d_aa_backward,
+        aten.upsample_nearest2d_backward,
+        aten._upsample_nearest_exact2d_backward,
+        aten.upsample_bilinear2d_backward,
+        aten.upsample_bicubic2d_backward,
+        aten._upsample_bilinear2d_aa_backward,
+        aten._upsample_bicubic2d_aa_backward,
     ),
     3: (aten.upsample_nearest3d_backward, aten._upsample_nearest_exact3d_backward, aten.upsample_trilinear3d_backward),
 }
@@ -114,8 +118,17 @@ for _op, _space in (
 
 
 def _convolution_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, bias_sizes: Any, stride: list[int], padding: list[int],
-    dilation: list[int], transposed: bool, output_padding: list[int], groups: int, output_mask: list[bool],
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias_sizes: Any,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    transposed: bool,
+    output_padding: list[int],
+    groups: int,
+    output_mask: list[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     for_x = for_weight = for_bias = None
     stride, padding, dilation = (_full(values, x.ndim - 2) for values in (stride, padding, dilation))
@@ -212,12 +225,8 @@ composite(aten.grid_sampler_2d_backward, _grid_sampler)
 composite(aten.grid_sampler_3d_backward, _grid_sampler)
 composite(aten._grid_sampler_2d_cpu_fallback_backward, _grid_sampler)
 composite(aten.cudnn_grid_sampler_backward, lambda x, grid, grad: _grid_sampler(grad, x, grid, 0, 0, True))
-composite(
-    aten._cdist_backward, lambda grad, a, b, p, value: _pulled_back(lambda x: distances(x, b, p), grad, a)[0]
-)
-composite(
-    aten._pdist_backward, lambda grad, x, p, value: _pulled_back(lambda a: pairwise_distances(a, p), grad, x)[0]
-)
+composite(aten._cdist_backward, lambda grad, a, b, p, value: _pulled_back(lambda x: distances(x, b, p), grad, a)[0])
+composite(aten._pdist_backward, lambda grad, x, p, value: _pulled_back(lambda a: pairwise_distances(a, p), grad, x)[0])
 
 
 def _weight_norm(grad: Tensor, v: Tensor, g: Tensor, norms: Tensor, dim: int) -> Any:
@@ -230,8 +239,18 @@ composite(aten._weight_norm_interface_backward, _weight_norm)
 
 
 def _embedding_bag(
-    grad: Tensor, indices: Tensor, offsets: Tensor, bags: Tensor, sizes: Tensor, chosen: Tensor, count: int,
-    scale_grad_by_freq: bool, mode: int, sparse: bool, scales: Tensor | None, padding_idx: int = -1,
+    grad: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    bags: Tensor,
+    sizes: Tensor,
+    chosen: Tensor,
+    count: int,
+    scale_grad_by_freq: bool,
+    mode: int,
+    sparse: bool,
+    scales: Tensor | None,
+    padding_idx: int = -1,
 ) -> Tensor:
     if scale_grad_by_freq or sparse:
         raise MissingRule("embedding_bag has no rule for sparse or frequency-scaled gradients", "embedding_bag")
@@ -277,24 +296,59 @@ def _attention(
 
 
 def _flash_cpu(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, level: Tensor, dropout_p: float, causal: bool, *,
-    attn_mask: Tensor | None = None, scale: float | None = None,
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    level: Tensor,
+    dropout_p: float,
+    causal: bool,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
 ) -> Any:
     refuse_dropout("_scaled_dot_product_flash_attention_for_cpu_backward", dropout_p)
     return _attention(grad, q, k, v, attn_mask, causal, scale)[:3]
 
 
 def _flash(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, level: Tensor, cq: Any, ck: Any, mq: int, mk: int,
-    dropout_p: float, causal: bool, seed: Any, offset: Any, *, scale: float | None = None,
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    level: Tensor,
+    cq: Any,
+    ck: Any,
+    mq: int,
+    mk: int,
+    dropout_p: float,
+    causal: bool,
+    seed: Any,
+    offset: Any,
+    *,
+    scale: float | None = None,
 ) -> Any:
     refuse_dropout("_scaled_dot_product_flash_attention_backward", dropout_p)
     return _attention(grad, q, k, v, None, causal, scale)[:3]
 
 
 def _efficient(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, level: Tensor, seed: Any,
-    offset: Any, dropout_p: float, mask: list[bool], causal: bool = False, *, scale: float | None = None,
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    level: Tensor,
+    seed: Any,
+    offset: Any,
+    dropout_p: float,
+    mask: list[bool],
+    causal: bool = False,
+    *,
+    scale: float | None = None,
 ) -> Any:
     refuse_dropout("_scaled_dot_product_efficient_attention_backward", dropout_p)
     found = _attention(grad, q, k, v, bias, causal, scale)
@@ -302,8 +356,22 @@ def _efficient(
 
 
 def _cudnn(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, level: Tensor, seed: Any, offset: Any,
-    bias: Tensor | None, cq: Any, ck: Any, mq: int, mk: int, dropout_p: float, causal: bool, *,
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    level: Tensor,
+    seed: Any,
+    offset: Any,
+    bias: Tensor | None,
+    cq: Any,
+    ck: Any,
+    mq: int,
+    mk: int,
+    dropout_p: float,
+    causal: bool,
+    *,
     scale: float | None = None,
 ) -> Any:
     refuse_dropout("_scaled_dot_product_cudnn_attention_backward", dropout_p)
@@ -344,8 +412,15 @@ composite(aten.multilabel_margin_loss_backward, _multilabel_margin)
 
 
 def _ctc_loss(
-    grad: Tensor, log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, loss: Tensor,
-    log_alpha: Tensor, blank: int, zero_infinity: bool = False,
+    grad: Tensor,
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    loss: Tensor,
+    log_alpha: Tensor,
+    blank: int,
+    zero_infinity: bool = False,
 ) -> Tensor:
     each = grad.reshape(-1).expand(log_probs.shape[1] if log_probs.ndim == 3 else 1)
     return _pulled_back(lambda x: ctc(x, targets, input_lengths, target_lengths, blank), each, log_probs)[0]

@@ -1,4 +1,4 @@
-"""Rules of functions that act element by element.
+"""Rules of arithmetic, powers, trigonometric functions and selection, element by element.
 
 First derivatives follow torch's backward convention at kinks and ties; stable formulas come from the output.
 """
@@ -28,7 +28,8 @@ aten = torch.ops.aten
 where, log, exp, sigmoid = torch.where, torch.log, torch.exp, torch.sigmoid
 _LN2, _SQRT_PI, _SQRT_2PI = math.log(2.0), math.sqrt(math.pi), math.sqrt(2 * math.pi)
 
-# -- zero derivative ----------------------------------------------------------------------------------------------
+
+# -- zero derivative -----------------------------------------------------------------------------------------------
 
 constant(
     *(aten.ceil, aten.floor, aten.round, aten.trunc, aten.sign, aten.sgn, aten.signbit, aten.heaviside, aten.angle),
@@ -41,7 +42,7 @@ constant(
     *(aten.multinomial, aten.binomial, aten._standard_gamma_grad),
 )
 
-# -- powers, exponentials, logarithms -----------------------------------------------------------------------------
+# -- powers, exponentials, logarithms ------------------------------------------------------------------------------
 
 elementwise(aten.neg, lambda x, y: -1)
 elementwise(aten.reciprocal, lambda x, y: -y * y, lambda x, y, d: -2 * y * d)
@@ -93,7 +94,7 @@ elementwise_of_many(
     lambda y, base, e: {(1, 1): lambda: _log_power(y, base, e, 2)},
 )
 
-# -- trigonometric and hyperbolic ---------------------------------------------------------------------------------
+# -- trigonometric and hyperbolic ----------------------------------------------------------------------------------
 
 elementwise(aten.sin, lambda x, y: torch.cos(x), lambda x, y, d: -y)
 elementwise(aten.cos, lambda x, y: -torch.sin(x), lambda x, y, d: -y)
@@ -155,69 +156,7 @@ elementwise_of_many(
     },
 )
 
-# -- special functions --------------------------------------------------------------------------------------------
-
-elementwise(aten.erf, lambda x, y: 2 / _SQRT_PI * exp(-x * x), lambda x, y, d: -2 * x * d)
-elementwise(aten.erfc, lambda x, y: -2 / _SQRT_PI * exp(-x * x), lambda x, y, d: -2 * x * d)
-elementwise(aten.erfinv, lambda x, y: _SQRT_PI / 2 * exp(y * y), lambda x, y, d: 2 * y * d * d)
-elementwise(aten.special_erfcx, lambda x, y: 2 * x * y - 2 / _SQRT_PI, lambda x, y, d: 2 * (y + x * d))
-elementwise(aten.special_ndtri, lambda x, y: _SQRT_2PI * exp(y * y / 2), lambda x, y, d: y * d * d)
-elementwise(
-    aten.special_log_ndtr,
-    lambda x, y: math.sqrt(2 / math.pi) / torch.special.erfcx(-x / math.sqrt(2)),
-    lambda x, y, d: -d * (x + d),
-)
-elementwise(aten.special_entr, lambda x, y: -log(x) - 1, lambda x, y, d: -1 / x)
-elementwise(aten.lgamma, lambda x, y: torch.digamma(x), lambda x, y, d: torch.polygamma(1, x))
-elementwise(aten.digamma, lambda x, y: torch.polygamma(1, x), lambda x, y, d: torch.polygamma(2, x))
-
-
-@jet_rule(aten.polygamma)
-def _polygamma(pairs: PairSet, op: Any, n: int, x: Jet) -> Jet:
-    higher = {(0, 0): torch.polygamma(n + 2, x.primal)} if pairs.rows else {}
-    return chain(pairs, op(n, x.primal), [x], [torch.polygamma(n + 1, x.primal)], higher)
-
-
-def _bessel_ratio(x: Tensor, scaled: bool, order: int) -> Tensor:
-    """I_1(x) / x for order 1 and I_2(x) / x for order 2, times e^-|x| if scaled; smooth at zero."""
-    near = x.abs() < 1
-    safe = where(near, 1.0, x)
-    i0, i1 = (torch.special.i0e, torch.special.i1e) if scaled else (torch.special.i0, torch.special.i1)
-    far = i1(safe) / safe if order == 1 else (i0(safe) - 2 * i1(safe) / safe) / safe
-    square, term = x * x / 4, torch.ones_like(x) / 2 if order == 1 else x / 8
-    series = term
-    for k in range(1, 10):  # the tenth term is below 1e-18 of the first for |x| < 1
-        term = term * square / (k * (k + order))
-        series = series + term
-    return where(near, series * exp(-x.abs()) if scaled else series, far)
-
-
-elementwise(aten.i0, lambda x, y: torch.special.i1(x), lambda x, y, d: y - _bessel_ratio(x, False, 1))
-elementwise(
-    aten.special_i1,
-    lambda x, y: torch.special.i0(x) - _bessel_ratio(x, False, 1),
-    lambda x, y, d: y - _bessel_ratio(x, False, 2),
-)
-elementwise(
-    aten.special_i0e,
-    lambda x, y: torch.special.i1e(x) - torch.sgn(x) * y,
-    lambda x, y, d: y - _bessel_ratio(x, True, 1) - torch.sgn(x) * (torch.special.i1e(x) + d),
-)
-
-
-def _i1e_second(x: Tensor, y: Tensor, d: Tensor) -> Tensor:
-    s = torch.sgn(x)
-    plain = d + s * y  # e^-|x| I1'(x)
-    return y - _bessel_ratio(x, True, 2) - s * plain - s * d
-
-
-elementwise(
-    aten.special_i1e,
-    lambda x, y: torch.special.i0e(x) - torch.sgn(x) * y - _bessel_ratio(x, True, 1),
-    _i1e_second,
-)
-
-# -- absolute values, rounding, selection -------------------------------------------------------------------------
+# -- absolute values, rounding, selection --------------------------------------------------------------------------
 
 elementwise(aten.abs, lambda x, y: torch.sgn(x))
 elementwise(aten.frac, lambda x, y: 1)
@@ -241,12 +180,8 @@ def _wins(a: Tensor, b: Tensor) -> Tensor:
 
 elementwise_of_many(aten.maximum, 2, lambda y, a, b: (lambda: _wins(a, b), lambda: _wins(b, a)))
 elementwise_of_many(aten.minimum, 2, lambda y, a, b: (lambda: _wins(b, a), lambda: _wins(a, b)))
-elementwise_of_many(
-    aten.fmax, 2, lambda y, a, b: (lambda: (a >= b) | b.isnan(), lambda: ~((a >= b) | b.isnan()))
-)
-elementwise_of_many(
-    aten.fmin, 2, lambda y, a, b: (lambda: (a <= b) | b.isnan(), lambda: ~((a <= b) | b.isnan()))
-)
+elementwise_of_many(aten.fmax, 2, lambda y, a, b: (lambda: (a >= b) | b.isnan(), lambda: ~((a >= b) | b.isnan())))
+elementwise_of_many(aten.fmin, 2, lambda y, a, b: (lambda: (a <= b) | b.isnan(), lambda: ~((a <= b) | b.isnan())))
 
 
 def _inside(x: Tensor, low: Any, high: Any) -> Any:
@@ -283,8 +218,10 @@ def _where(pairs: PairSet, op: Any, condition: Tensor, a: Any, b: Any) -> Jet:
         right = getattr(b, part) if isinstance(b, Jet) else None
         if left is None and right is None:
             return None
-        rows = [y.new_zeros(()) if r is None else r.reshape(r.shape[0], *(1,) * (y.ndim + 1 - r.ndim), *r.shape[1:])
-                for r in (left, right)]
+        rows = [
+            y.new_zeros(()) if r is None else r.reshape(r.shape[0], *(1,) * (y.ndim + 1 - r.ndim), *r.shape[1:])
+            for r in (left, right)
+        ]
         return torch.where(condition, *rows)
 
     tangent, second = select("tangent"), select("second") if pairs.rows else None
@@ -296,12 +233,14 @@ def _where(pairs: PairSet, op: Any, condition: Tensor, a: Any, b: Any) -> Jet:
     )
 
 
-# -- arithmetic ---------------------------------------------------------------------------------------------------
+# -- arithmetic ----------------------------------------------------------------------------------------------------
 
 elementwise_of_many(aten.add, 2, lambda y, a, b, alpha=1: (1, alpha))
 elementwise_of_many(aten.sub, 2, lambda y, a, b, alpha=1: (1, -alpha))
 elementwise_of_many(aten.rsub, 2, lambda y, a, b, alpha=1: (-alpha, 1))
 elementwise_of_many(aten.mul, 2, lambda y, a, b: (b, a), lambda y, a, b: {(0, 1): 1})
+
+
 def _inverse(y: Tensor, b: Any) -> Any:
     """1 / b in the dtype of the quotient: for an integer b torch would take float32."""
     return 1 / (b.to(y.dtype) if isinstance(b, Tensor) else b)
@@ -376,145 +315,3 @@ composite(aten.logaddexp2, lambda a, b: torch.logaddexp(a * _LN2, b * _LN2) / _L
 linear(aten.real)
 linear(aten.lift_fresh_copy)
 linear(aten._conj_physical)
-
-# -- activations --------------------------------------------------------------------------------------------------
-
-elementwise(aten.relu, lambda x, y: y > 0)
-elementwise(aten.threshold, lambda x, y, threshold, value: x > threshold)
-elementwise(aten.leaky_relu, lambda x, y, slope=0.01: where(x > 0, torch.ones_like(x), slope))
-elementwise(aten.hardtanh, lambda x, y, low=-1.0, high=1.0: (x > low) & (x < high))
-elementwise(aten.hardsigmoid, lambda x, y: ((x > -3) & (x < 3)).to(x.dtype) / 6)
-elementwise(
-    aten.hardswish,
-    lambda x, y: where(x <= -3, 0.0, where(x < 3, x / 3 + 0.5, 1.0)),
-    lambda x, y, d: ((x > -3) & (x < 3)).to(x.dtype) / 3,
-)
-elementwise(aten.hardshrink, lambda x, y, cut=0.5: (x < -cut) | (x > cut))
-elementwise(aten.softshrink, lambda x, y, cut=0.5: (x < -cut) | (x > cut))
-elementwise(aten.sigmoid, lambda x, y: y * (1 - y), lambda x, y, d: d * (1 - 2 * y))
-
-
-def _logit_first(x: Tensor, y: Tensor, eps: float | None = None) -> Tensor:
-    d = 1 / (x * (1 - x))
-    if eps is None:
-        return where((x < 0) | (x > 1), math.nan, d)
-    return where((x < eps) | (x > 1 - eps), 0.0, d)
-
-
-elementwise(
-    aten.logit, _logit_first, lambda x, y, d, eps=None: (2 * x - 1) * d * d
-)
-elementwise(
-    aten.silu,
-    lambda x, y: sigmoid(x) * (1 + x * sigmoid(-x)),
-    lambda x, y, d: sigmoid(x) * sigmoid(-x) * (2 + x * (1 - 2 * sigmoid(x))),
-)
-
-
-def _mish_parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    t, s = torch.tanh(torch.nn.functional.softplus(x)), sigmoid(x)
-    return t, s, 1 - t * t
-
-
-def _mish_first(x: Tensor, y: Tensor) -> Tensor:
-    t, s, c = _mish_parts(x)
-    return t + x * s * c
-
-
-def _mish_second(x: Tensor, y: Tensor, d: Tensor) -> Tensor:
-    t, s, c = _mish_parts(x)
-    return c * (2 * s + x * s * (1 - s - 2 * t * s))
-
-
-elementwise(aten.mish, _mish_first, _mish_second)
-
-
-def _softplus_first(x: Tensor, y: Tensor, beta: float = 1, threshold: float = 20) -> Tensor:
-    return where(x * beta > threshold, 1.0, sigmoid(x * beta))
-
-
-def _softplus_second(x: Tensor, y: Tensor, d: Tensor, beta: float = 1, threshold: float = 20) -> Tensor:
-    return where(x * beta > threshold, 0.0, beta * sigmoid(x * beta) * sigmoid(-x * beta))
-
-
-elementwise(aten.softplus, _softplus_first, _softplus_second)
-
-
-def _elu_first(x: Tensor, y: Tensor, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Tensor:
-    tail = alpha * scale * input_scale * exp(torch.clamp(x, max=0) * input_scale)
-    return where(x > 0, float(scale), tail)
-
-
-def _elu_second(
-    x: Tensor, y: Tensor, d: Tensor, alpha: float = 1, scale: float = 1, input_scale: float = 1
-) -> Tensor:
-    return where(x > 0, 0.0, d * input_scale)
-
-
-elementwise(aten.elu, _elu_first, _elu_second)
-elementwise(
-    aten.celu,
-    lambda x, y, alpha=1.0: _elu_first(x, y, alpha, 1, 1 / alpha),
-    lambda x, y, d, alpha=1.0: _elu_second(x, y, d, alpha, 1, 1 / alpha),
-)
-
-
-def _normal(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Distribution function and density of the standard normal."""
-    return 0.5 * torch.erfc(-x / math.sqrt(2)), exp(-x * x / 2) / _SQRT_2PI
-
-
-def _gelu_tanh_parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """tanh(u), u' and u'' of the tanh approximation's u = sqrt(2/pi) (x + 0.044715 x^3)."""
-    c, a = math.sqrt(2 / math.pi), 0.044715
-    return torch.tanh(c * (x + a * x**3)), c * (1 + 3 * a * x * x), c * 6 * a * x
-
-
-def _gelu_first(x: Tensor, y: Tensor, approximate: str = "none") -> Tensor:
-    if approximate == "tanh":
-        t, u1, _ = _gelu_tanh_parts(x)
-        return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * u1
-    cdf, pdf = _normal(x)
-    return cdf + x * pdf
-
-
-def _gelu_second(x: Tensor, y: Tensor, d: Tensor, approximate: str = "none") -> Tensor:
-    if approximate == "tanh":
-        t, u1, u2 = _gelu_tanh_parts(x)
-        c = 1 - t * t
-        return c * u1 + 0.5 * x * (c * u2 - 2 * t * c * u1 * u1)
-    return _normal(x)[1] * (2 - x * x)
-
-
-elementwise(aten.gelu, _gelu_first, _gelu_second)
-elementwise_of_many(
-    aten._prelu_kernel,
-    2,
-    lambda y, x, w: (lambda: where(x > 0, 1.0, w), lambda: where(x > 0, 0.0, x)),
-    lambda y, x, w: {(0, 1): lambda: x <= 0},
-)
-
-
-@jet_rule(aten.log_sigmoid_forward, "elementwise")
-def _log_sigmoid(pairs: PairSet, op: Any, x: Jet) -> Any:
-    y, buffer = op(x.primal)
-    up, down = sigmoid(x.primal), sigmoid(-x.primal)
-    return chain(pairs, y, [x], [down], {(0, 0): -up * down}), buffer
-
-
-@jet_rule(aten.rrelu_with_noise.default, "elementwise")
-def _rrelu(
-    pairs: PairSet, op: Any, x: Jet, noise: Tensor, lower: Any = 0.125, upper: Any = 1 / 3, training: bool = False,
-    generator: Any = None,
-) -> Jet:
-    y = op(x.primal, noise, lower, upper, training, generator)  # draws the noise, once
-    slope = noise if training else where(x.primal > 0, torch.ones_like(y), (lower + upper) / 2)
-    return chain(pairs, y, [x], [slope], {})
-
-
-def _glu(x: Tensor, dim: int = -1) -> Tensor:
-    value, gate = x.chunk(2, dim)
-    return value * sigmoid(gate)
-
-
-composite(aten.glu, _glu)

@@ -53,8 +53,12 @@ folded(aten._adaptive_avg_pool3d.default, 3)
 _RESIZE = {
     1: (aten.upsample_nearest1d, aten._upsample_nearest_exact1d, aten.upsample_linear1d),
     2: (
-        aten.upsample_nearest2d, aten._upsample_nearest_exact2d, aten.upsample_bilinear2d, aten.upsample_bicubic2d,
-        aten._upsample_bilinear2d_aa, aten._upsample_bicubic2d_aa,
+        aten.upsample_nearest2d,
+        aten._upsample_nearest_exact2d,
+        aten.upsample_bilinear2d,
+        aten.upsample_bicubic2d,
+        aten._upsample_bilinear2d_aa,
+        aten._upsample_bicubic2d_aa,
     ),
     3: (aten.upsample_nearest3d, aten._upsample_nearest_exact3d, aten.upsample_trilinear3d),
 }
@@ -231,8 +235,14 @@ _SUM, _MEAN, _MAX = range(3)
 
 
 def _embedding_bag(
-    weight: Tensor, indices: Tensor, offsets: Tensor, scale_grad_by_freq: bool = False, mode: int = _SUM,
-    sparse: bool = False, per_sample_weights: Tensor | None = None, include_last_offset: bool = False,
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    scale_grad_by_freq: bool = False,
+    mode: int = _SUM,
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
     padding_idx: int = -1,
 ) -> Any:
     if scale_grad_by_freq:
@@ -273,7 +283,10 @@ composite(aten._embedding_bag_forward_only, _embedding_bag)
 
 
 def _lstm_cell(
-    input_gates: Tensor, hidden_gates: Tensor, cx: Tensor, input_bias: Tensor | None = None,
+    input_gates: Tensor,
+    hidden_gates: Tensor,
+    cx: Tensor,
+    input_bias: Tensor | None = None,
     hidden_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     gates = input_gates + hidden_gates
@@ -286,7 +299,10 @@ def _lstm_cell(
 
 
 def _gru_cell(
-    input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, input_bias: Tensor | None = None,
+    input_gates: Tensor,
+    hidden_gates: Tensor,
+    hx: Tensor,
+    input_bias: Tensor | None = None,
     hidden_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     if input_bias is not None and hidden_bias is not None:
@@ -323,4 +339,3 @@ def _distance(difference: Tensor, p: float) -> Tensor:
 composite(aten._cdist_forward, distances)
 composite(aten._pdist_forward, pairwise_distances)
 composite(aten._euclidean_dist, lambda a, b: distances(a, b, 2.0))
-

@@ -24,9 +24,7 @@ _NEVER = -1e30  # the logarithm of zero, but finite, so that no derivative is na
 
 @jet_rule(aten.nll_loss_forward.default, "linear")
 @jet_rule(aten.nll_loss2d_forward.default, "linear")
-def _nll_loss(
-    pairs: PairSet, op: Any, x: Any, target: Tensor, weight: Any, reduction: int, ignore_index: int
-) -> Any:
+def _nll_loss(pairs: PairSet, op: Any, x: Any, target: Tensor, weight: Any, reduction: int, ignore_index: int) -> Any:
     if isinstance(weight, Jet):
         raise MissingRule(f"the rule of {op} does not differentiate its argument 'weight', which is perturbed", str(op))
     y, mass = op(x.primal, target, weight, reduction, ignore_index)
@@ -52,7 +50,9 @@ def _nll_loss(
 
 
 def _reduced(loss: Tensor, reduction: int) -> Tensor:
-    return {_NONE: lambda: loss, _MEAN: loss.mean, _SUM: loss.sum}[reduction]()
+    if reduction == _NONE:
+        return loss
+    return loss.mean() if reduction == _MEAN else loss.sum()
 
 
 def _soft_margin_loss(x: Tensor, target: Tensor, reduction: int = _MEAN) -> Tensor:
@@ -90,7 +90,11 @@ composite(aten.multilabel_margin_loss_forward, _multilabel_margin_loss)
 
 
 def _ctc_loss(
-    log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int = 0,
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: int = 0,
     zero_infinity: bool = False,
 ) -> tuple[Tensor, Tensor]:
     real, log_alpha = aten._ctc_loss(log_probs.detach(), targets, input_lengths, target_lengths, blank, zero_infinity)
@@ -99,7 +103,12 @@ def _ctc_loss(
 
 
 def _cudnn_ctc_loss(
-    log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int, deterministic: bool,
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: int,
+    deterministic: bool,
     zero_infinity: bool,
 ) -> tuple[Tensor, Tensor]:
     if torch.is_grad_enabled():
@@ -170,9 +179,21 @@ composite(aten._cudnn_ctc_loss.Tensor, _cudnn_ctc_loss)
 
 
 def _linear_cross_entropy(
-    x: Tensor, matrix: Tensor, target: Tensor, bias: Tensor | None, weight: Tensor | None, reduction: str,
-    ignore_index: int, label_smoothing: float, chunk: int, policy: str, dtype: Any, retain: bool, for_x: bool,
-    for_matrix: bool, for_bias: bool,
+    x: Tensor,
+    matrix: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    weight: Tensor | None,
+    reduction: str,
+    ignore_index: int,
+    label_smoothing: float,
+    chunk: int,
+    policy: str,
+    dtype: Any,
+    retain: bool,
+    for_x: bool,
+    for_matrix: bool,
+    for_bias: bool,
 ) -> tuple[Tensor, ...]:
     """The loss and its gradients, which torch computes ahead."""
     if label_smoothing:

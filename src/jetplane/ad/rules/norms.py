@@ -23,9 +23,7 @@ from ..jet import Jet, PairSet
 aten = torch.ops.aten
 
 
-def _normalise(
-    pairs: PairSet, x: Any, mean: Tensor | None, rstd: Tensor, over: list[int]
-) -> tuple[Any, Any, Any]:
+def _normalise(pairs: PairSet, x: Any, mean: Tensor | None, rstd: Tensor, over: list[int]) -> tuple[Any, Any, Any]:
     """The jets of n, mean and r; the statistics keep the axes ``over`` (negative ones) with size 1."""
     value = primal_of(x).to(rstd.dtype)
     centred = value if mean is None else value - mean
@@ -110,8 +108,8 @@ def _group_norm(
     if y.numel() == 0:
         return y, mean, rstd
     grouped = _shaped(x, N, group, C // group, HxW)
-    stats = [None if s is None else s.reshape(N, group, 1, 1) for s in (mean, rstd)]
-    n, mean_jet, rstd_jet = _normalise(pairs, grouped, stats[0], stats[1], [-1, -2])
+    mean_shaped, rstd_shaped = (s.reshape(N, group, 1, 1) for s in (mean, rstd))
+    n, mean_jet, rstd_jet = _normalise(pairs, grouped, mean_shaped, rstd_shaped, [-1, -2])
     flat = y.reshape(N, group, C // group, HxW)
     out = _affine(pairs, flat, n, _shaped(weight, 1, group, C // group, 1), _shaped(bias, 1, group, C // group, 1))
     return _as(y, out), _as(mean, mean_jet), _as(rstd, rstd_jet)
@@ -123,7 +121,15 @@ def _group_norm(
 
 
 def _batch_norm(
-    pairs: PairSet, y: Any, x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, eps: float,
+    pairs: PairSet,
+    y: Any,
+    x: Any,
+    weight: Any,
+    bias: Any,
+    mean: Any,
+    var: Any,
+    training: bool,
+    eps: float,
 ) -> Any:
     """The jets of the operation's outputs ``y``: out, mean, rstd and constants."""
     out, saved_mean, saved_rstd, *others = y
@@ -173,7 +179,15 @@ def _fixed_norm(pairs: PairSet, y: Tensor, x: Any, weight: Any, bias: Any, mean:
 @jet_rule(aten._native_batch_norm_legit.default, "norm")
 @jet_rule(aten.cudnn_batch_norm.default, "norm")
 def _native_batch_norm(
-    pairs: PairSet, op: Any, x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float,
+    pairs: PairSet,
+    op: Any,
+    x: Any,
+    weight: Any,
+    bias: Any,
+    mean: Any,
+    var: Any,
+    training: bool,
+    momentum: float,
     eps: float,
 ) -> Any:
     y = op(*primals_of((x, weight, bias, mean, var)), training, momentum, eps)

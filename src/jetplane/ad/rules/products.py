@@ -99,7 +99,13 @@ composite(aten.linear, lambda x, w, b=None: torch.matmul(x, w.mT) if b is None e
 
 
 def _trilinear(
-    a: Tensor, b: Tensor, c: Tensor, expand1: list[int], expand2: list[int], expand3: list[int], sumdim: list[int],
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    expand1: list[int],
+    expand2: list[int],
+    expand3: list[int],
+    sumdim: list[int],
     unroll_dim: int = 1,
 ) -> Tensor:
     for axis in sorted(expand1):
@@ -130,7 +136,14 @@ class Convolution:
 
     def __call__(self, x: Tensor, w: Tensor, groups: int = 1) -> Tensor:
         return torch.convolution(
-            x, w, None, self.stride, self.padding, self.dilation, self.transposed, self.output_padding,
+            x,
+            w,
+            None,
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.transposed,
+            self.output_padding,
             self.groups * groups,
         )
 
@@ -169,8 +182,18 @@ class Convolution:
 @jet_rule(aten.convolution.default, "bilinear")
 @jet_rule(aten._convolution.default, "bilinear")
 def _convolution(
-    pairs: PairSet, op: Any, x: Any, w: Any, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
-    output_padding: Any, groups: int, *flags: bool,
+    pairs: PairSet,
+    op: Any,
+    x: Any,
+    w: Any,
+    bias: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: int,
+    *flags: bool,
 ) -> Jet:
     y = op(*primals_of((x, w, bias)), stride, padding, dilation, transposed, output_padding, groups, *flags)
     lifted = Convolution(list(stride), list(padding), list(dilation), transposed, list(output_padding), groups)

@@ -41,8 +41,6 @@ for _name in ("reflection_pad", "replication_pad"):
 linear(aten._pad_circular)
 
 
-
-
 @jet_rule(aten._to_copy, "linear")
 def _to_copy(pairs: PairSet, op: Any, x: Jet, *, memory_format: Any = None, **options: Any) -> Any:
     y = op(x.primal, memory_format=memory_format, **options)

@@ -1,0 +1,45 @@
+# Every target makes its own environment in .venv first, once.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.setup-stamp
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check format coverage bench clean
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP)  ## create .venv with the pinned development tools
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: setup  ## curvature of small networks, and Newton's method in random planes (a picture in runs/demo)
+	$(BIN)/jetplane demo --out runs/demo
+
+test: setup  ## run all tests and the examples in docstrings
+	$(BIN)/python -m pytest -n 2
+
+check: setup  ## formatting, lint, types, direction of imports
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup  ## format the code and apply safe fixes
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+coverage: setup  ## check every entry of PyTorch's operation database and rewrite docs/coverage.md
+	$(BIN)/jetplane coverage --out docs/coverage.md
+
+bench: setup  ## time the projected Hessian of a CNN against other ways to compute it (runs/bench.json)
+	@mkdir -p runs
+	$(BIN)/python benchmarks/projected_hessian.py --out runs/bench.json
+
+clean:  ## remove the environment, caches and build outputs
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache src/*.egg-info
+	find src tests -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
