@@ -193,8 +193,18 @@ ROWS: list[tuple[str, Callable[[], object], type[Exception], str]] = [
         ValueError,
         "the pair set is for 3 directions; there are 2",
     ),
-    ("pairs-out-of-range", lambda: jp.jet(f, X, V, jp.PairSet(2, ((0, 2),))), ValueError, "(0, 2)"),
-    ("pairs-weights", lambda: jp.jet(f, X, V, jp.PairSet(2, ((0, 1),), (1.0, 2.0))), ValueError, "weights"),
+    (
+        "pairs-out-of-range",
+        lambda: jp.jet(f, X, V, jp.PairSet(2, ((0, 2),))),
+        ValueError,
+        "pair (0, 2) is out of range; expected numbers from 0 to 1",
+    ),
+    (
+        "pairs-weights",
+        lambda: jp.jet(f, X, V, jp.PairSet(2, ((0, 1),), (1.0, 2.0))),
+        ValueError,
+        "2 weights for 1 pairs; expected one each",
+    ),
     (
         "matrix-of-a-sum",
         lambda: jp.PairSet.laplacian(2).matrix(V),
@@ -245,7 +255,12 @@ ROWS: list[tuple[str, Callable[[], object], type[Exception], str]] = [
         TypeError,
         "func returned Tensor; expected a pair (output, aux) with has_aux=True",
     ),
-    ("integer-loss", lambda: jp.quadratic(lambda x: x.argmax(), X, V), ValueError, "torch.int64"),
+    (
+        "integer-loss",
+        lambda: jp.quadratic(lambda x: x.argmax(), X, V),
+        ValueError,
+        "torch.int64; expected a floating-point scalar",
+    ),
     # perturb
     (
         "params-tensor",

@@ -326,5 +326,5 @@ def test_against_high_precision(name: str, function, exact, points: tuple[float,
         for actual, expected in zip((jet.primal, jet.tangent[0], jet.second[0]), derivatives, strict=True):
             # 1e-15: 1 - y of a saturated y is right to that, absolutely
             torch.testing.assert_close(
-                float(actual), expected, rtol=1e-9, atol=1e-15, msg=lambda m: f"{name} at {point}: {m}"
+                float(actual), expected, rtol=1e-9, atol=1e-15, msg=lambda m, at=point: f"{name} at {at}: {m}"
             )

@@ -96,7 +96,7 @@ def test_writing_a_perturbed_value_into_a_detached_alias_is_refused(write) -> No
         return y.sum()
 
     with pytest.raises(
-        jp.UnsupportedProgram, match="writes a perturbed value into a detached tensor.*expected a write into a clone"
+        jp.UnsupportedProgram, match=r"writes a perturbed value into a detached tensor.*expected a write into a clone"
     ):
         jp.gradient(program, randn(3))
 
@@ -203,7 +203,7 @@ stored = Step.apply
 def test_a_function_without_a_rule_is_refused(apply) -> None:
     with pytest.raises(
         jp.MissingRule,
-        match=r"torch.autograd.Function (Step|NewStyle) has no rule, and differentiating its forward body could contradict its backward.*test_guards.py:\d+.*register.composite.*register.transparent",
+        match=r"torch.autograd.Function (Step|NewStyle) has no rule, and differentiating its forward body could contradict its backward.*test_guards.py:\d+.*register.composite.*register.transparent",  # noqa: E501
     ):
         jp.gradient(lambda x: apply(x).sum(), randn(3))
 
@@ -333,7 +333,7 @@ def test_a_data_loader_with_threads_or_workers_is_fine() -> None:
     check_against_oracle(f, x)
 
 
-# -- inference_mode, fast paths, compiled code --------------------------------------------------------------------------
+# -- inference_mode, fast paths, compiled code --------------------------------------------------------------------------  # noqa: E501
 
 
 def layer_norm_net() -> nn.Module:
@@ -451,7 +451,7 @@ def test_an_fx_graph_inside() -> None:
     check_against_oracle(graph, randn(4), twin=formula)
 
 
-# -- subclasses, numpy, complex, integers ---------------------------------------------------------------------------------
+# -- subclasses, numpy, complex, integers ---------------------------------------------------------------------------------  # noqa: E501
 
 
 class Wrapper(Tensor):
@@ -573,7 +573,7 @@ def test_integers_and_truth_values_pass(name: str, program) -> None:
     check_against_oracle(program, randn(4))
 
 
-# -- an exception leaves nothing behind -----------------------------------------------------------------------------------
+# -- an exception leaves nothing behind -----------------------------------------------------------------------------------  # noqa: E501
 
 
 def state() -> tuple:

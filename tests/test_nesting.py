@@ -50,6 +50,7 @@ HIGHER = [
 def test_third_and_fourth_order(name: str, function, exact) -> None:
     x = 0.7
     first, second, third, fourth = (number(d(x)) for d in exact)
+    assert_close(D(function, x), first)
     assert_close(D(lambda y: D(function, y), x), second)
     assert_close(D(lambda y: D2(function, y), x), third)
     assert_close(D2(lambda y: D(function, y), x), third)
@@ -192,7 +193,7 @@ def test_passes_built_before_they_are_entered() -> None:
     assert float(outer.of(slope).tangent[0]) == 108
 
 
-# -- differentiation inside the program: exact, or refused, never wrong --------------------------------------------------
+# -- differentiation inside the program: exact, or refused, never wrong --------------------------------------------------  # noqa: E501
 
 
 def autograd_gradient(x: Tensor) -> Tensor:

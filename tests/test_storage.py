@@ -403,7 +403,7 @@ def test_a_perturbed_part_of_a_larger_storage() -> None:
 @pytest.mark.parametrize("cut", [slice(0, 4), slice(None), slice(2, 3)])
 def test_overlapping_leaves_are_refused(cut: slice) -> None:
     base = randn(6)
-    with pytest.raises(ValueError, match="shares .*memory with parameter 0"):
+    with pytest.raises(ValueError, match=r"shares .*memory with parameter 0"):
         jp.perturb([base[:3], base[cut]], [randn(1, 3), torch.randn(1, *base[cut].shape, dtype=F64)])
 
 

@@ -22,6 +22,7 @@ __all__ = [
     "decomposition",
     "is_composite",
     "is_functorch_wrapper",
+    "no_function_modes",
     "op_database",
     "prim_body",
     "pytree",
@@ -141,6 +142,11 @@ def unwrap_functorch(tensor: torch.Tensor) -> torch.Tensor:
     while is_functorch_wrapper(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor
+
+
+def no_function_modes() -> Any:
+    """A context in which no TorchFunctionMode sees the calls."""
+    return torch._C.DisableTorchFunction()
 
 
 def unfused_script() -> Any:

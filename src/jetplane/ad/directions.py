@@ -96,6 +96,37 @@ class Joined:
 
 
 @dataclass(frozen=True)
+class Checked:
+    """Lazy directions of the user's, whose rows are checked as they are made."""
+
+    directions: Directions
+
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise ValueError(f"the directions have K = {self.k}; expected at least one direction.")
+
+    @property
+    def k(self) -> int:
+        return self.directions.k
+
+    def rows(self, position: int, like: Tensor, start: int, stop: int) -> Tensor:
+        rows = self.directions.rows(position, like, start, stop)
+        what = f"the lazy directions' rows for tensor {position}"
+        expected = (stop - start, *like.shape)
+        if not isinstance(rows, Tensor):
+            raise TypeError(f"{what} are {type(rows).__name__}; expected a tensor {expected}.")
+        if tuple(rows.shape) != expected:
+            raise ValueError(f"{what} have shape {tuple(rows.shape)}; expected {expected}.")
+        if rows.dtype != like.dtype:
+            raise ValueError(f"{what} have dtype {rows.dtype}; expected {like.dtype}.")
+        if rows.device != like.device:
+            raise ValueError(f"{what} are on {rows.device}; expected {like.device}.")
+        if not bool(torch.isfinite(rows.detach()).all()):
+            raise ValueError(f"{what} hold values that are not finite; expected finite numbers.")
+        return rows
+
+
+@dataclass(frozen=True)
 class Leaf:
     """Some rows of some directions for one perturbed tensor: the source of its tangents."""
 
@@ -107,6 +138,8 @@ class Leaf:
 
     def tangent(self) -> Tensor:
         """(rows chosen, *S)"""
+        if not self.chosen:
+            return self.tensor.new_zeros((0, *self.tensor.shape))
         parts = [self.directions.rows(self.position, self.tensor, start, stop) for start, stop in _ranges(self.chosen)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 

@@ -24,14 +24,19 @@ _ACTIVE: list[tuple[JetMode, int]] = []  # running passes and the threads that o
 _HARMLESS_THREADS = ("multiprocessing", "torch.utils.data", "tqdm")
 
 
-@contextlib.contextmanager
-def guarded(mode: JetMode) -> Iterator[None]:
-    """Run a pass with every known leak of tangents closed; all settings are restored on the way out."""
+def refuse_transforms() -> None:
+    """Raise inside torch.func transforms, whose wrapped tensors a pass cannot follow."""
     if _torch.are_transforms_active():
         raise UnsupportedProgram(
             "a jetplane pass was started inside a torch.func transform (vmap, grad, jvp, ...); expected the transform "
             "inside the differentiated program, or batched inputs."
         )
+
+
+@contextlib.contextmanager
+def guarded(mode: JetMode) -> Iterator[None]:
+    """Run a pass with every known leak of tangents closed; all settings are restored on the way out."""
+    refuse_transforms()
     with contextlib.ExitStack() as stack:
         stack.enter_context(_autocast_without_cache())
         stack.enter_context(_no_fused_encoder())

@@ -6,6 +6,7 @@ It knows no operation. For each call that touches a perturbed storage it asks th
 from __future__ import annotations
 
 import contextlib
+import inspect
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from ..errors import MissingRule, UnsupportedProgram
 from . import _torch, rules
 from .jet import Jet, PairSet
-from .locate import call_site
+from .locate import call_site, called_by_autograd
 from .registry import Kind, Plan, argument_names, plan
 from .rows import Record, Seed
 
@@ -43,7 +44,18 @@ class JetMode(_torch.DispatchMode):
 
     def seed(self, tensor: Tensor, seed: Seed) -> None:
         """Perturb a leaf."""
-        self._records[tensor.untyped_storage()] = seed
+        storage = tensor.untyped_storage()
+        other = self._records.get(storage)
+        if other is None:
+            self._records[storage] = seed
+            return
+        # leaves that are parts of one storage share a record, where their uses cannot be told apart
+        seed.used = True
+        if isinstance(other, Seed):
+            other.used = True
+            other = other.record(tensor)
+        other.write(tensor, *seed.read(tensor))
+        self._records[storage] = other
 
     def record_of(self, tensor: Tensor) -> Record | Seed | None:
         """The record behind ``tensor``; None where it does not depend on a perturbed leaf."""
@@ -132,7 +144,9 @@ class JetMode(_torch.DispatchMode):
         """The outputs of an operation: jets from a rule, tensors of the program from a composite."""
         assert step.apply is not None
         if step.kind is Kind.COMPOSITE:
-            with self.above(), _every_stop(), self:
+            # torch's own composites must not meet the function modes again, which would call the whole operation
+            stops = _torch.no_function_modes() if step.family == "torch composite" else _every_stop()
+            with self.above(), stops, self:
                 out = step.apply(*args, **kwargs)
             if out is NotImplemented:  # torch's decomposition declines these arguments
                 raise MissingRule(f"{func} has no rule", str(func))
@@ -313,8 +327,24 @@ def _every_stop() -> Iterator[None]:
 
 def _stop_output(jets: JetMode, func: Any, args: Any, kwargs: Any) -> Any:
     out = func(*args, **kwargs)
-    jets.stop(_torch.unwrap_functorch(out))
+    if not called_by_autograd():
+        jets.stop(_torch.unwrap_functorch(out))
     return out
+
+
+def _gumbel_softmax(jets: JetMode, func: Any, args: Any, kwargs: Any) -> Any:
+    # its straight-through detach happens where this mode cannot see it, so it is done here
+    bound = inspect.signature(func).bind(*args, **kwargs)
+    bound.apply_defaults()
+    hard, dim = bound.arguments["hard"], bound.arguments["dim"]
+    bound.arguments["hard"] = False
+    soft = func(*bound.args, **bound.kwargs)
+    if not hard:
+        return soft
+    one_hot = torch.zeros_like(soft).scatter_(dim, soft.max(dim, keepdim=True)[1], 1.0)
+    constant = soft.detach()
+    jets.stop(_torch.unwrap_functorch(constant))
+    return one_hot - constant + soft
 
 
 def _refuse_tracked(jets: JetMode, func: Any, args: Any, kwargs: Any) -> Any:
@@ -340,6 +370,7 @@ _HOOKS: dict[Any, Any] = {
     torch.detach_: _stop_output,
     torch.Tensor.data.__get__: _stop_output,  # type: ignore[attr-defined]
     torch.tensor: _stop_output,
+    torch.nn.functional.gumbel_softmax: _gumbel_softmax,
     torch.Tensor.data.__set__: _refuse_tracked,  # type: ignore[attr-defined]
     torch.Tensor.numpy: _refuse_tracked,
     torch.Tensor.__array__: _refuse_tracked,
@@ -372,7 +403,7 @@ def _complex(func: Any) -> UnsupportedProgram:
 def _refuse_reinterpretation(func: Any, tracked: list[Tensor], out: Any) -> None:
     for tensor in out if isinstance(out, list | tuple) else [out]:
         if isinstance(tensor, Tensor) and tensor.dtype != tracked[0].dtype:
-            if tensor.is_complex():
+            if tensor.is_complex() or tracked[0].is_complex():
                 raise _complex(func)
             raise MissingRule(f"{func} reinterprets perturbed memory as {tensor.dtype}", str(func))
 

@@ -44,6 +44,13 @@ class PairSet:
     weights: tuple[float, ...] | None = None
     shape: str = "list"  # "none", "all", "diagonal" and "star" have cheaper products than a "list"
 
+    def __post_init__(self) -> None:
+        for i, j in self.pairs:
+            if not (0 <= i < self.k and 0 <= j < self.k):
+                raise ValueError(f"pair ({i}, {j}) is out of range; expected numbers from 0 to {self.k - 1}.")
+        if self.weights is not None and len(self.weights) != len(self.pairs):
+            raise ValueError(f"there are {len(self.weights)} weights for {len(self.pairs)} pairs; expected one each.")
+
     @staticmethod
     def none(k: int) -> PairSet:
         """First order only."""

@@ -8,7 +8,9 @@ from types import FrameType
 
 import torch
 
-_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+_TORCH = Path(torch.__file__).parent
+_LIBRARIES = (str(_TORCH), str(Path(__file__).parents[1]))
+_DIFFERENTIATION = tuple(str(_TORCH / part) for part in ("autograd", "_functorch", "utils/checkpoint.py"))
 
 
 def call_site(what: str) -> str:
@@ -21,6 +23,14 @@ def call_site(what: str) -> str:
 def current_module() -> str:
     """The path of the innermost module that is running, empty outside of modules."""
     return module_path(_walk()[1])
+
+
+def called_by_autograd() -> bool:
+    """Whether the innermost caller outside of jetplane is torch's own differentiation code, not the program."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES[1]):
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename.startswith(_DIFFERENTIATION)
 
 
 def _walk() -> tuple[str, list[torch.nn.Module]]:

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from . import _torch
-from .directions import Directions, Leaf
+from .directions import Checked, Directions, Leaf
 from .guards import guarded
 from .interpreter import JetMode
 from .jet import Jet, PairSet
@@ -86,8 +85,6 @@ def check_leaf(tensor: object, label: str) -> Tensor:
         raise TypeError(f"{label} has dtype {tensor.dtype}; only floating-point tensors can be perturbed.")
     if tensor.layout is not torch.strided:
         raise TypeError(f"{label} has layout {tensor.layout}; expected torch.strided.")
-    if _torch.is_functorch_wrapper(tensor):
-        raise TypeError(f"{label} belongs to a torch.func transform; expected a plain tensor.")
     return tensor
 
 
@@ -184,4 +181,5 @@ def assemble(pairs: PairSet, parts: Sequence[tuple[Chunk, Jet]]) -> Jet:
 
 def lazily(directions: object) -> Directions | None:
     """``directions`` if they are lazy ones."""
-    return directions if isinstance(directions, Directions) and not isinstance(directions, Tensor) else None
+    lazy = isinstance(directions, Directions) and not isinstance(directions, Tensor)
+    return Checked(directions) if lazy else None  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .directions import Directions, Given, Leaf
+from .guards import refuse_transforms
 from .jet import Jet, PairSet, Quadratic
 from .passes import Pass, check_directions, check_leaf, lazily
 from .transforms import quadratic_of
@@ -40,6 +41,7 @@ class perturb:
         *,
         allow_unused: bool = False,
     ) -> None:
+        refuse_transforms()
         labels, leaves = _named(params)
         rows = _rows(directions, leaves, labels, params)
         self.pairs = PairSet.of(pairs, rows.k)

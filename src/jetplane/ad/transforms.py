@@ -17,6 +17,7 @@ from torch import Tensor
 
 from . import _torch
 from .directions import Basis, Directions, Given, Joined, Leaf
+from .guards import refuse_transforms
 from .jet import HyperDual, Jet, PairSet, Quadratic
 from .passes import Pass, assemble, check_directions, check_leaf, chunks, lazily
 from .replay import Replay
@@ -32,6 +33,7 @@ class _Problem:
     def __init__(self, func: Callable[..., Any], primals: Any, has_aux: bool) -> None:
         if not callable(func):
             raise TypeError(f"func is {type(func).__name__}; expected a callable.")
+        refuse_transforms()
         self.func = func
         self.has_aux = has_aux
         self.bare = not isinstance(primals, tuple)
@@ -213,6 +215,8 @@ def quadratic_of(result: Any, pairs: PairSet) -> Quadratic:
         raise ValueError(f"the function returned {type(result).__name__}; expected one scalar tensor.")
     if result.primal.numel() != 1:
         raise ValueError(f"the loss has shape {tuple(result.primal.shape)}; expected a scalar.")
+    if not result.primal.is_floating_point():
+        raise ValueError(f"the loss has dtype {result.primal.dtype}; expected a floating-point scalar.")
     assert result.tangent is not None and result.second is not None
     curvature = pairs.matrix(result.second.reshape(-1))
     return Quadratic(result.primal.reshape(()), result.tangent.reshape(-1), curvature)

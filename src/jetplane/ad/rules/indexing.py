@@ -35,7 +35,7 @@ linear(aten.select_scatter, over=("self", "src"))
 linear(aten.slice_scatter, over=("self", "src"))
 linear(aten.diagonal_scatter, over=("self", "src"))
 composite(aten.copy, lambda x, src, non_blocking=False: src.to(x).expand(x.shape))
-linear(aten.fill.Tensor, over="value")
+composite(aten.fill.Tensor, lambda x, value: value.to(x.dtype).expand(x.shape))
 composite(
     aten.as_strided_scatter,
     lambda x, src, size, stride, offset=None: _written(x.clone(), lambda y: y.as_strided(size, stride, offset), src),

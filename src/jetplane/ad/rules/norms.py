@@ -26,6 +26,11 @@ aten = torch.ops.aten
 def _normalise(pairs: PairSet, x: Any, mean: Tensor | None, rstd: Tensor, over: list[int]) -> tuple[Any, Any, Any]:
     """The jets of n, mean and r; the statistics keep the axes ``over`` (negative ones) with size 1."""
     value = primal_of(x).to(rstd.dtype)
+    if value.requires_grad:
+        # torch saves its statistics without an autograd graph, so they are written out for backprop through the rows
+        mean = None if mean is None else value.mean(over, keepdim=True)
+        variance = (value if mean is None else value - mean).square().mean(over, keepdim=True)
+        rstd = (variance + (rstd**-2 - variance).detach()).rsqrt()
     centred = value if mean is None else value - mean
     n = centred * rstd
     if not isinstance(x, Jet):

@@ -28,7 +28,7 @@ def _sum(pairs: PairSet, op: Any, x: Jet, *, dtype: Any = None) -> Jet:
     reduce = torch.sum if op is aten.sum.default else torch.mean
 
     def lift(rows: Tensor | None) -> Tensor | None:
-        return None if rows is None else reduce(rows.reshape(rows.shape[0], -1), 1, dtype=dtype)
+        return None if rows is None else reduce(rows.reshape(rows.shape[0], x.primal.numel()), 1, dtype=dtype)
 
     return Jet(op(x.primal, dtype=dtype), lift(x.tangent), lift(x.second))
 
