@@ -21,7 +21,7 @@ demo: setup  ## curvature of small networks, and Newton's method in random plane
 	$(BIN)/jetplane demo --out runs/demo
 
 test: setup  ## run all tests and the examples in docstrings
-	$(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow"
 
 check: setup  ## formatting, lint, types, direction of imports
 	$(BIN)/ruff format --check .
