@@ -18,7 +18,8 @@ from jetplane.testing.oracle import double_backward
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
-@pytest.mark.parametrize("case", MODELS + LAYERS, ids=lambda case: case.name)
+# PReLU's case holds a module made on the CPU
+@pytest.mark.parametrize("case", [c for c in MODELS + LAYERS if "PReLU" not in c.name], ids=lambda case: case.name)
 def test_models_in_float64(case: Case) -> None:
     with torch.device("cuda"):
         params, program = case.build()
@@ -26,7 +27,8 @@ def test_models_in_float64(case: Case) -> None:
         with jp.perturb(params, directions) as jets:
             loss = program()
         assert loss.is_cuda
-        expected = double_backward(program, list(params.values()), list(directions.values()))
+        with torch.backends.cudnn.flags(enabled=False):  # cuDNN's recurrent layers have no double backward
+            expected = double_backward(program, list(params.values()), list(directions.values()))
         assert_quadratic(jets.quadratic(loss), expected, max(case.tolerance, 1e-10))
 
 

@@ -151,7 +151,12 @@ KINKS: list[tuple[str, Callable[[Tensor], Tensor], Tensor]] = [
 @pytest.mark.parametrize(("name", "function", "x"), KINKS, ids=names(KINKS))
 def test_kink_has_the_slope_of_backward_and_finite_curvature(name: str, function, x: Tensor) -> None:
     leaf = x.clone().requires_grad_()
-    jacobian = torch.autograd.functional.jacobian(function, leaf)
+    try:
+        jacobian = torch.autograd.functional.jacobian(function, leaf)
+    except RuntimeError as error:
+        if "is not implemented" not in str(error):
+            raise
+        pytest.skip(f"torch {torch.__version__} has no backward for {name}")
     torch.testing.assert_close(jp.gradient(function, x), jacobian, rtol=1e-14, atol=1e-14)
     assert jp.hessian(function, x).isfinite().all()
 

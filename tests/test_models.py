@@ -134,3 +134,18 @@ def test_float32_uses_other_kernels_and_agrees_with_float64(name: str) -> None:
     torch.testing.assert_close(
         actual.curvature.double(), exact.curvature, rtol=1e-3, atol=1e-3 * float(exact.curvature.abs().max())
     )
+
+
+def test_dropout_of_fused_attention_is_drawn_once() -> None:
+    q, k, v = randn(3, 1, 2, 4, 8)
+    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+
+    def program(q: Tensor) -> Tensor:
+        return fused(q, k, v, 0.5, True)[0].square().sum()
+
+    assert jp.verify(program, q).ok
+    torch.manual_seed(0)
+    whole = jp.hessian(program, q)
+    torch.manual_seed(0)
+    assert_close(jp.hessian(program, q, chunk_size=7), whole)
+    assert float(whole.abs().max()) > 0.1

@@ -61,8 +61,10 @@ def added(bias: Tensor | None, scores: Tensor, causal: bool) -> Tensor:
     return mask if bias is None else bias + mask
 
 
-def _attention(pairs: PairSet, y: Tensor, query: Any, key: Any, value: Any, bias: Any, causal: bool, scale: Any) -> Any:
-    """The jets of the output ``y`` and of the logsumexp (..., L)."""
+def _attention(
+    pairs: PairSet, y: Tensor, query: Any, key: Any, value: Any, bias: Any, causal: bool, scale: Any, dropout: float
+) -> Any:
+    """The jets of the output ``y`` and of the logsumexp (..., L). With dropout, y is made here of one draw."""
     key, value = _heads(key, query), _heads(value, query)
     s = _scores(pairs, query, key, bias, causal, scale)
     p = aten._safe_softmax(s.primal, -1)  # zero, not nan, where a mask leaves nothing
@@ -80,13 +82,17 @@ def _attention(pairs: PairSet, y: Tensor, query: Any, key: Any, value: Any, bias
     if l2 is not None:
         p2 = p * (total((products, s.second)) - l2)  # type: ignore[operator]
     weights = Jet(p, None if c is None else p * c, p2)
+    if dropout > 0:
+        kept = torch.nn.functional.dropout(torch.ones_like(p), dropout)
+        weights = _each(lambda rows: rows * kept, weights)
+        y = weights.primal @ primal_of(value)
     rows = [None if r is None else r.squeeze(-1) for r in (l1, l2)]
     return product(pairs, y, MatMul(), weights, value), Jet(level.squeeze(-1), *rows)
 
 
-def _like(y: Tensor, jet: Jet) -> Any:
+def _like(y: Tensor | None, jet: Jet) -> Any:
     """The rows of a logsumexp for the kernel's own, which may be padded along the queries, or left out."""
-    if y.numel() == 0:
+    if y is None or y.numel() == 0:
         return y
     count = jet.primal.numel()
     if y.numel() == count:
@@ -101,17 +107,20 @@ def _kernel(op: Any, names: tuple[str, ...]) -> None:
     @jet_rule(op, "attention")
     def rule(pairs: PairSet, op: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
         options = dict(zip(names, args, strict=False)) | kwargs
-        refuse_dropout(op, options.get("dropout_p", 0.0))
+        dropout = options.get("dropout_p", 0.0)
+        if dropout > 0:  # what a fused kernel drops cannot be seen, so the weights are dropped outside of it
+            args = tuple(0.0 if name == "dropout_p" else a for name, a in zip(names, args, strict=False))
+            kwargs = kwargs | ({"dropout_p": 0.0} if "dropout_p" in kwargs else {})
         causal, bias = options.get("is_causal", False), options.get("attn_bias", options.get("attn_mask"))
         if causal and primal_of(query).shape[-2] != primal_of(key).shape[-2] and op in _SQUARE:
             raise UnsupportedProgram(f"{op} is causal with queries and keys of different lengths; expected equal ones.")
         y, level, *others = op(*primals_of((query, key, value, *args)), **primals_of(kwargs))
-        out, level_jet = _attention(pairs, y, query, key, value, bias, causal, options.get("scale"))
+        out, level_jet = _attention(pairs, y, query, key, value, bias, causal, options.get("scale"), dropout)
         return out, _like(level, level_jet), *others
 
 
 def refuse_dropout(op: Any, p: float) -> None:
-    """Dropout inside a fused kernel cannot be seen."""
+    """The backward of a fused kernel with dropout has no rule, for what it drops cannot be seen."""
     if p > 0:
         raise UnsupportedProgram(
             f"{op} drops attention weights (dropout_p = {p}) that cannot be seen from outside; expected the math "
