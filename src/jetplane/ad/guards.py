@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import CheckpointFunction
 
 from ..errors import MissingRule, UnsupportedProgram
 from . import _torch
@@ -139,8 +138,8 @@ def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
             for mode, _ in _ACTIVE:
                 stack.enter_context(mode.inside_function(cls.__name__))
             return original(*args, **kwargs)
-    if issubclass(cls, CheckpointFunction):
-        return original(*args, **kwargs)  # its forward is the checkpointed program itself
+    if cls.__module__ == "torch.utils.checkpoint":
+        return original(*args, **kwargs)  # its forward is the checkpointed program itself, or saves its inputs
     rule = lookup(cls)
     if rule is None:
         if any(mode.accepts_function(cls.__name__) for mode, _ in _ACTIVE):
