@@ -195,7 +195,8 @@ def _peak() -> int:
 
 def environment(device: str) -> dict[str, Any]:
     """Where and with what the numbers were measured."""
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    commit = found.stdout.strip() if found.returncode == 0 else "unknown"
     return {
         "torch": torch.__version__,
         "jetplane": jp.__version__,

@@ -681,3 +681,12 @@ def _is_private(name: str) -> bool:
 def test_one_file_touches_torchs_private_modules() -> None:
     touching = {str(p.relative_to(SOURCE)): names for p in SOURCE.rglob("*.py") if (names := private_torch_names(p))}
     assert set(touching) == {"ad/_torch.py"}, {k: v for k, v in touching.items() if k != "ad/_torch.py"}
+
+
+def test_views_of_a_detached_tensor_are_detached_through_undeclared_views_too() -> None:
+    w = torch.randn(2, 3, dtype=torch.float64)
+
+    def program(w: torch.Tensor) -> torch.Tensor:
+        return (torch.ops.aten._unsafe_view(w.detach(), [3, 2]) * w.reshape(3, 2)).sum()
+
+    torch.testing.assert_close(jp.gradient(program, w), w)

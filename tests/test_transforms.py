@@ -631,3 +631,12 @@ def test_backprop_through_a_net_with_batch_norm_and_labels() -> None:
         leaves,
         lambda x: F.cross_entropy(last((normalised(first(x), 0) * norm.weight + norm.bias).tanh()), LABELS),
     )
+
+
+def test_backprop_through_rows_that_change_their_dtype() -> None:
+    x = torch.tensor([1.0, 2.0])
+    scale = torch.tensor(3.0, dtype=torch.float64, requires_grad=True)  # 0-dim: the product stays float32
+    curvature = jp.laplacian(lambda x: ((x * scale) ** 3).sum(), x)
+    assert curvature.dtype == torch.float32
+    (slope,) = torch.autograd.grad(curvature, scale)
+    assert float(slope) == pytest.approx(18 * 3.0**2 * 3.0, rel=1e-6)  # d/ds of 6 s^3 (x0 + x1)

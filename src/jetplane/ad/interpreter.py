@@ -6,21 +6,20 @@ It knows no operation. For each call that touches a perturbed storage it asks th
 from __future__ import annotations
 
 import contextlib
-import inspect
 import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from ..errors import MissingRule, UnsupportedProgram
 from . import _torch, rules
 from .jet import Jet, PairSet
-from .locate import call_site, called_by_autograd
+from .locate import call_site
 from .registry import Kind, Plan, argument_names, plan
 from .rows import Record, Seed
+from .stops import StopMode, every_stop
 
 __all__ = ["JetMode"]
 
@@ -145,7 +144,7 @@ class JetMode(_torch.DispatchMode):
         assert step.apply is not None
         if step.kind is Kind.COMPOSITE:
             # torch's own composites must not meet the function modes again, which would call the whole operation
-            stops = _torch.no_function_modes() if step.family == "torch composite" else _every_stop()
+            stops = _torch.no_function_modes() if step.family == "torch composite" else every_stop()
             with self.above(), stops, self:
                 out = step.apply(*args, **kwargs)
             if out is NotImplemented:  # torch's decomposition declines these arguments
@@ -174,7 +173,7 @@ class JetMode(_torch.DispatchMode):
         if value.is_complex():
             raise _complex("an operation")
         # Outputs of one operation may share a storage, so an existing record is written to, not replaced.
-        self._overwrite(value, _cast(tangent, value), _cast(second, value))
+        self._overwrite(value, tangent, second)
 
     def _write(self, step: Plan, func: Any, args: Any, kwargs: Any) -> Any:
         """An in-place or out= operation: the functional counterpart's jets, written into the destinations."""
@@ -205,7 +204,7 @@ class JetMode(_torch.DispatchMode):
                 target.copy_(value)
             result = targets[0] if len(targets) == 1 else tuple(targets)
         for target, jet in zip(targets, jets, strict=True):
-            self._overwrite(target, _cast(jet.tangent, target), _cast(jet.second, target))
+            self._overwrite(target, jet.tangent, jet.second)
         return result
 
     def _refuse_detached(self, targets: list[Tensor], func: Any) -> None:
@@ -219,11 +218,12 @@ class JetMode(_torch.DispatchMode):
     def _overwrite(self, target: Tensor, tangent: Tensor | None, second: Tensor | None) -> None:
         storage = target.untyped_storage()
         record = self._records.get(storage)
-        if record is None:
-            if tangent is not None or second is not None:
-                self._records[storage] = Record(target, tangent, second)
-            return
         with self.above():
+            tangent, second = _cast(tangent, target), _cast(second, target)
+            if record is None:
+                if tangent is not None or second is not None:
+                    self._records[storage] = Record(target, tangent, second)
+                return
             if isinstance(record, Seed):
                 record = record.record(target)
             record.write(target, tangent, second)
@@ -285,101 +285,9 @@ class JetMode(_torch.DispatchMode):
 
     def _stop_views(self, func: Any, args: Any, out: Any) -> None:
         """Views of a detached tensor are detached."""
-        if func.is_view and any(isinstance(a, Tensor) and self.is_stopped(a) for a in args):
+        if plan(func).kind is Kind.VIEW and any(isinstance(a, Tensor) and self.is_stopped(a) for a in args):
             for tensor in out if isinstance(out, list | tuple) else [out]:
                 self.stop(tensor)
-
-
-class StopMode(TorchFunctionMode):
-    """Sees the user's own calls, which a dispatch mode cannot tell from autograd's internal ones."""
-
-    def __init__(self, jets: JetMode) -> None:
-        super().__init__()
-        self._jets = weakref.proxy(jets)
-
-    def __enter__(self) -> StopMode:
-        _RUNNING.append(self)
-        super().__enter__()
-        return self
-
-    def __exit__(self, *exc: Any) -> None:
-        _RUNNING.remove(self)
-        super().__exit__(*exc)
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        hook = _HOOKS.get(func)
-        if hook is None:
-            return func(*args, **(kwargs or {}))
-        return hook(self._jets, func, args, kwargs or {})
-
-
-_RUNNING: list[StopMode] = []  # of all nested passes, outermost first
-
-
-@contextlib.contextmanager
-def _every_stop() -> Iterator[None]:
-    """A composite's body is a part of the program: its detach stops the tangents of every nested pass."""
-    with contextlib.ExitStack() as stack:
-        for stops in dict.fromkeys(_RUNNING):
-            stack.enter_context(stops)
-        yield
-
-
-def _stop_output(jets: JetMode, func: Any, args: Any, kwargs: Any) -> Any:
-    out = func(*args, **kwargs)
-    if not called_by_autograd():
-        jets.stop(_torch.unwrap_functorch(out))
-    return out
-
-
-def _gumbel_softmax(jets: JetMode, func: Any, args: Any, kwargs: Any) -> Any:
-    # its straight-through detach happens where this mode cannot see it, so it is done here
-    bound = inspect.signature(func).bind(*args, **kwargs)
-    bound.apply_defaults()
-    hard, dim = bound.arguments["hard"], bound.arguments["dim"]
-    bound.arguments["hard"] = False
-    soft = func(*bound.args, **bound.kwargs)
-    if not hard:
-        return soft
-    one_hot = torch.zeros_like(soft).scatter_(dim, soft.max(dim, keepdim=True)[1], 1.0)
-    constant = soft.detach()
-    jets.stop(_torch.unwrap_functorch(constant))
-    return one_hot - constant + soft
-
-
-def _refuse_tracked(jets: JetMode, func: Any, args: Any, kwargs: Any) -> Any:
-    tensor = args[0]
-    if isinstance(tensor, Tensor) and not _torch.is_functorch_wrapper(tensor) and jets.tracks(tensor):
-        raise UnsupportedProgram(
-            f"{getattr(func, '__name__', func)} on a perturbed tensor loses its tangents, in "
-            f"{call_site('the program')}; expected .detach() before it."
-        )
-    return func(*args, **kwargs)
-
-
-def _without_fused_rnn(jets: JetMode, func: Any, args: Any, kwargs: Any) -> Any:
-    # cuDNN's and oneDNN's fused layers hide the recurrence; without them torch unrolls it into plain operations
-    with _torch.without_fused_libraries():
-        return func(*args, **kwargs)
-
-
-_HOOKS: dict[Any, Any] = {
-    torch.Tensor.detach: _stop_output,
-    torch.detach: _stop_output,
-    torch.Tensor.detach_: _stop_output,
-    torch.detach_: _stop_output,
-    torch.Tensor.data.__get__: _stop_output,  # type: ignore[attr-defined]
-    torch.tensor: _stop_output,
-    torch.nn.functional.gumbel_softmax: _gumbel_softmax,
-    torch.Tensor.data.__set__: _refuse_tracked,  # type: ignore[attr-defined]
-    torch.Tensor.numpy: _refuse_tracked,
-    torch.Tensor.__array__: _refuse_tracked,
-    torch.Tensor.__dlpack__: _refuse_tracked,
-    torch.lstm: _without_fused_rnn,
-    torch.gru: _without_fused_rnn,
-    torch.rnn_tanh: _without_fused_rnn,
-    torch.rnn_relu: _without_fused_rnn,
-}
 
 
 def _fresh(value: Tensor, args: Any) -> Tensor:
