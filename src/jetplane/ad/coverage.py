@@ -101,9 +101,15 @@ class _Survey(JetMode):
         self.seen: dict[tuple[str, str, str], int] = {}
         self._depth = 0
 
-    def accepts_function(self, name: str) -> bool:
+    def run_function(self, name: str, call: Callable[[], Any]) -> Any:
         self._note(name, "missing")
-        return True
+        self._depth += 1
+        try:
+            out = call()
+        finally:
+            self._depth -= 1
+        self._return(_with_zero_rows(out), ())
+        return out
 
     def _note(self, op: str, family: str) -> None:
         key = (current_module(), op, family)
@@ -129,6 +135,6 @@ def _with_zero_rows(out: Any) -> Any:
     """Outputs that stay perturbed, so that what follows is surveyed too."""
     if isinstance(out, tuple | list):
         return type(out)(map(_with_zero_rows, out))
-    if isinstance(out, Tensor) and out.is_floating_point():
+    if isinstance(out, Tensor) and out.is_floating_point() and out.layout is torch.strided:
         return Jet(out, torch.zeros_like(out).unsqueeze(0), None)
     return out

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import torch
@@ -142,8 +143,10 @@ def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         return original(*args, **kwargs)  # its forward is the checkpointed program itself, or saves its inputs
     rule = lookup(cls)
     if rule is None:
-        if any(mode.accepts_function(cls.__name__) for mode, _ in _ACTIVE):
-            return original(*args, **kwargs)
+        for mode, _ in _ACTIVE:
+            out = mode.run_function(cls.__name__, partial(original, *args, **kwargs))
+            if out is not None:
+                return out
         raise MissingRule(
             f"torch.autograd.Function {cls.__name__} has no rule, and differentiating its forward body could "
             f"contradict its backward; {call_site('called')}. Register one with "

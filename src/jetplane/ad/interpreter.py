@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -83,9 +83,9 @@ class JetMode(_torch.DispatchMode):
         finally:
             self._functions.pop()
 
-    def accepts_function(self, name: str) -> bool:
-        """Whether an autograd.Function without a rule may run as it is. Only a survey of the program says yes."""
-        return False
+    def run_function(self, name: str, call: Callable[[], Any]) -> Any:
+        """The outputs of an autograd.Function without a rule, or None to refuse it. Only a survey runs it."""
+        return None
 
     def stop(self, tensor: Tensor) -> None:
         """Let no tangent through this tensor object: the user detached it."""
