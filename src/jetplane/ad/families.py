@@ -86,9 +86,7 @@ def elementwise(op: Any, first: Derivative, second: Derivative | None = None) ->
     """
 
     def rule(pairs: PairSet, op: Any, x: Any, *rest: Any, **kwargs: Any) -> Any:
-        if not isinstance(x, Jet):
-            raise _nonlinear_argument(op, argument_names(op)[1])
-        _refuse_jets(op, rest, kwargs)
+        _refuse_jets(op, (x, *rest), kwargs, 1)
         y = op(x.primal, *rest, **kwargs)
         d = first(x.primal, y, *rest, **kwargs)
         curved = second is not None and pairs.rows and x.tangent is not None
@@ -106,7 +104,7 @@ def elementwise_of_many(op: Any, count: int, first: Derivative, second: Derivati
     """
 
     def rule(pairs: PairSet, op: Any, *args: Any, **kwargs: Any) -> Any:
-        _refuse_jets(op, args[count:], kwargs)
+        _refuse_jets(op, args, kwargs, count)
         values = primals_of(args)
         y = op(*values, **kwargs)
         partials = first(y, *values, **kwargs)
@@ -352,7 +350,7 @@ def bilinear(op: Any, lift: Callable[..., Lifted] | None = None) -> None:
     """
 
     def rule(pairs: PairSet, op: Any, a: Any, b: Any, *rest: Any, **kwargs: Any) -> Jet:
-        _refuse_jets(op, rest, kwargs)
+        _refuse_jets(op, (a, b, *rest), kwargs, 2)
         y = op(primal_of(a), primal_of(b), *rest, **kwargs)
         if lift is None:
             lifted: Lifted = Vmapped(lambda left, right: op(left, right, *rest, **kwargs))
@@ -396,16 +394,12 @@ def accumulate(rows: Tensor | None, *terms: Tensor | None) -> Tensor | None:
 # -- errors -------------------------------------------------------------------------------------------------------
 
 
-def _refuse_jets(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    if _has_jets(args) or _has_jets(tuple(kwargs.values())):
-        offset = len(argument_names(op)) - len(args) - len(kwargs)
-        index = next((i for i, value in enumerate(args) if _has_jets(value)), None)
-        name = (
-            next((n for n, v in kwargs.items() if _has_jets(v)), "")
-            if index is None
-            else argument_names(op)[min(max(offset, 0) + index, len(argument_names(op)) - 1)]
-        )
-        raise _nonlinear_argument(op, name)
+def _refuse_jets(op: Any, args: Sequence[Any], kwargs: dict[str, Any], differentiated: int) -> None:
+    """Raise if an argument behind the first ``differentiated`` ones is perturbed: the rule takes it for constant."""
+    positional = list(zip(argument_names(op), args, strict=False))
+    for name, value in (*positional[differentiated:], *kwargs.items()):
+        if _has_jets(value):
+            raise _nonlinear_argument(op, name)
 
 
 def _nonlinear_argument(op: Any, name: str) -> MissingRule:
