@@ -1,13 +1,15 @@
 """Second-order forward-mode AD for PyTorch: exact slopes and curvatures of unmodified programs in one forward pass."""
 
+from . import optim
 from .ad.coverage import Coverage, coverage
 from .ad.directions import Directions
-from .ad.jet import HyperDual, Jet, PairSet, Quadratic
+from .ad.jet import HyperDual, Jet, Operand, PairSet, Quadratic
 from .ad.perturb import perturb
 from .ad.register import register
 from .ad.transforms import gradient, hessian, hvp, hyperdual, jet, jvp, laplacian, quadratic
 from .ad.verify import Verification, verify
 from .errors import JetplaneError, MissingRule, UnsupportedProgram
+from .optim import minimize
 
 __version__ = "0.1.0"
 
@@ -18,6 +20,7 @@ __all__ = [
     "Jet",
     "JetplaneError",
     "MissingRule",
+    "Operand",
     "PairSet",
     "Quadratic",
     "UnsupportedProgram",
@@ -30,6 +33,8 @@ __all__ = [
     "jet",
     "jvp",
     "laplacian",
+    "minimize",
+    "optim",
     "perturb",
     "quadratic",
     "register",

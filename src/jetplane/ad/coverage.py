@@ -12,7 +12,7 @@ from torch import Tensor
 from ..errors import MissingRule
 from .directions import Given, Leaf
 from .interpreter import JetMode
-from .jet import Jet, PairSet
+from .jet import Operand, PairSet
 from .locate import current_module
 from .passes import Pass, check_leaf
 from .program import as_closure
@@ -136,5 +136,5 @@ def _with_zero_rows(out: Any) -> Any:
     if isinstance(out, tuple | list):
         return type(out)(map(_with_zero_rows, out))
     if isinstance(out, Tensor) and out.is_floating_point() and out.layout is torch.strided:
-        return Jet(out, torch.zeros_like(out).unsqueeze(0), None)
+        return Operand(out, torch.zeros_like(out).unsqueeze(0), None)
     return out

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..errors import MissingRule
 from . import _torch
-from .jet import Jet, Lifted, PairSet
+from .jet import Lifted, Operand, PairSet
 from .registry import Kind, Rule, add, argument_names, name_of
 
 Derivative = Callable[..., Any]
@@ -48,8 +48,8 @@ def composite(op: Any, body: Callable[..., Any]) -> None:
 def jet_rule(op: Any, family: str = "jet") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator for a rule written out in full: ``rule(pairs, op, *args, **kwargs)``.
 
-    Perturbed tensors arrive as :class:`Jet`, all others as they are; the rule returns a Jet for each output that
-    varies and a tensor for each that does not.
+    Perturbed tensors arrive as :class:`Operand`, all others as they are; the rule returns an Operand for each output
+    that varies and a tensor for each that does not.
     """
 
     def enter(rule: Callable[..., Any]) -> Callable[..., Any]:
@@ -61,12 +61,12 @@ def jet_rule(op: Any, family: str = "jet") -> Callable[[Callable[..., Any]], Cal
 
 def primal_of(value: Any) -> Any:
     """The value without its derivatives."""
-    return value.primal if isinstance(value, Jet) else value
+    return value.primal if isinstance(value, Operand) else value
 
 
 def primals_of(tree: Any) -> Any:
-    """``tree`` with every Jet replaced by its value."""
-    return _torch.pytree.tree_map(primal_of, tree, is_leaf=lambda leaf: isinstance(leaf, Jet))
+    """``tree`` with every Operand replaced by its value."""
+    return _torch.pytree.tree_map(primal_of, tree, is_leaf=lambda leaf: isinstance(leaf, Operand))
 
 
 def evaluate(op: Any, args: Sequence[Any], kwargs: dict[str, Any] | None = None) -> Any:
@@ -116,17 +116,17 @@ def elementwise_of_many(op: Any, count: int, first: Derivative, second: Derivati
 
 def chain(
     pairs: PairSet, y: Tensor, operands: Sequence[Any], partials: Sequence[Any], hessian: dict[tuple[int, int], Any]
-) -> Jet:
+) -> Operand:
     """The chain rule, written once: ``partials`` and ``hessian`` of an elementwise y, at the operands' jets.
 
     y_i  = sum_a f_a a_i
     y_ij = sum_a f_a a_ij + sum_a f_aa a_i a_j + sum_{a<b} f_ab (a_i b_j + a_j b_i)
     """
-    tangents = [align(x.tangent, y.ndim) if isinstance(x, Jet) else None for x in operands]
+    tangents = [align(x.tangent, y.ndim) if isinstance(x, Operand) else None for x in operands]
     tangent = total(scaled(t, d) for t, d in zip(tangents, partials, strict=True))
     if not pairs.rows:
-        return Jet(y, spread(tangent, y), None)
-    seconds = [align(x.second, y.ndim) if isinstance(x, Jet) else None for x in operands]
+        return Operand(y, spread(tangent, y), None)
+    seconds = [align(x.second, y.ndim) if isinstance(x, Operand) else None for x in operands]
     terms = [scaled(s, d) for s, d in zip(seconds, partials, strict=True)]
     for (a, b), h in hessian.items():
         ta, tb = tangents[a], tangents[b]
@@ -135,7 +135,7 @@ def chain(
         scaled_ta = scaled(ta, h)
         if scaled_ta is not None:
             terms.append(pairs.outer(scaled_ta, tb) if a == b else pairs.cross(scaled_ta, tb))
-    return Jet(y, spread(tangent, y), spread(total(terms), y))
+    return Operand(y, spread(tangent, y), spread(total(terms), y))
 
 
 def align(rows: Tensor | None, ndim: int) -> Tensor | None:
@@ -208,7 +208,7 @@ def linear(op: Any, over: str | Sequence[str] | None = None, dims: str | None = 
 def rejoin(y: Any, tangent: Any, second: Any) -> Any:
     """Jets from an operation's outputs and their rows; integer outputs stay constants."""
     if isinstance(y, Tensor):
-        return Jet(y, tangent, second) if y.is_floating_point() or y.is_complex() else y
+        return Operand(y, tangent, second) if y.is_floating_point() or y.is_complex() else y
     count = len(y)
     tangents = tangent if tangent is not None else (None,) * count
     seconds = second if second is not None else (None,) * count
@@ -216,15 +216,15 @@ def rejoin(y: Any, tangent: Any, second: Any) -> Any:
 
 
 def _rows_of(value: Any, part: str) -> Tensor | None:
-    return getattr(value, part) if isinstance(value, Jet) else None
+    return getattr(value, part) if isinstance(value, Operand) else None
 
 
 def _is_jet(value: Any) -> bool:
-    return isinstance(value, Jet)
+    return isinstance(value, Operand)
 
 
 def _has_jets(value: Any) -> bool:
-    return isinstance(value, Jet) or (isinstance(value, list | tuple) and any(map(_has_jets, value)))
+    return isinstance(value, Operand) or (isinstance(value, list | tuple) and any(map(_has_jets, value)))
 
 
 def _can_shift(bound: dict[str, Any], active: set[str]) -> bool:
@@ -349,7 +349,7 @@ def bilinear(op: Any, lift: Callable[..., Lifted] | None = None) -> None:
     ``lift(op, a, b, *rest)`` gives the operation over leading row axes; without it vmap does.
     """
 
-    def rule(pairs: PairSet, op: Any, a: Any, b: Any, *rest: Any, **kwargs: Any) -> Jet:
+    def rule(pairs: PairSet, op: Any, a: Any, b: Any, *rest: Any, **kwargs: Any) -> Operand:
         _refuse_jets(op, (a, b, *rest), kwargs, 2)
         y = op(primal_of(a), primal_of(b), *rest, **kwargs)
         if lift is None:
@@ -361,20 +361,20 @@ def bilinear(op: Any, lift: Callable[..., Lifted] | None = None) -> None:
     add(op, Rule("bilinear", Kind.JET, rule))
 
 
-def product(pairs: PairSet, y: Tensor, lifted: Lifted, a: Any, b: Any) -> Jet:
+def product(pairs: PairSet, y: Tensor, lifted: Lifted, a: Any, b: Any) -> Operand:
     """The jet of y = B(a, b): the product rule of first and second order, for any bilinear B."""
     x, w = primal_of(a), primal_of(b)
     xt, wt = _rows_of(a, "tangent"), _rows_of(b, "tangent")
     tangent = accumulate(None if xt is None else lifted.left(xt, w), None if wt is None else lifted.right(x, wt))
     if not pairs.rows:
-        return Jet(y, tangent, None)
+        return Operand(y, tangent, None)
     xs, ws = _rows_of(a, "second"), _rows_of(b, "second")
     second = accumulate(
         None if xs is None else lifted.left(xs, w),
         None if ws is None else lifted.right(x, ws),
         None if xt is None or wt is None else pairs.bilinear(lifted, xt, wt),
     )
-    return Jet(y, tangent, second)
+    return Operand(y, tangent, second)
 
 
 def accumulate(rows: Tensor | None, *terms: Tensor | None) -> Tensor | None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..errors import MissingRule, UnsupportedProgram
 from . import _torch, rules
-from .jet import Jet, PairSet
+from .jet import Operand, PairSet
 from .locate import call_site
 from .registry import Kind, Plan, argument_names, plan
 from .rows import Record, Seed
@@ -62,10 +62,10 @@ class JetMode(_torch.DispatchMode):
             return None
         return self._records.get(tensor.untyped_storage())
 
-    def jet(self, tensor: Tensor) -> Jet:
+    def jet(self, tensor: Tensor) -> Operand:
         """The jet of a tensor of the program."""
         record = self.record_of(tensor)
-        return Jet(tensor, None, None) if record is None else Jet(tensor, *record.read(tensor))
+        return Operand(tensor, None, None) if record is None else Operand(tensor, *record.read(tensor))
 
     def tracks(self, tensor: Tensor) -> bool:
         """Whether ``tensor`` depends on a perturbed leaf."""
@@ -156,7 +156,7 @@ class JetMode(_torch.DispatchMode):
 
     def _return(self, out: Any, args: Any) -> Any:
         """Enter the rows of the outputs and hand back ordinary tensors."""
-        if isinstance(out, Jet):
+        if isinstance(out, Operand):
             value = _fresh(out.primal, args)
             self._enter(value, out.tangent, out.second)
             return value
@@ -183,7 +183,7 @@ class JetMode(_torch.DispatchMode):
         targets = [bound[name] for name in step.writes if bound.get(name) is not None]
         if step.counterpart.kind is Kind.CONSTANT:
             result = func(*args, **kwargs)
-            jets: list[Jet] = [Jet(target, None, None) for target in targets]
+            jets: list[Operand] = [Operand(target, None, None) for target in targets]
         else:
             outs = {a.name for a in func._schema.arguments if a.is_out}
             inner_kwargs = {name: value for name, value in kwargs.items() if name not in outs}
@@ -196,7 +196,7 @@ class JetMode(_torch.DispatchMode):
             out = self._apply(step.counterpart, step.functional, args, inner_kwargs)
             flat = list(out) if isinstance(out, tuple | list) else [out]
             with self.above():
-                jets = [item if isinstance(item, Jet) else self.jet(item) for item in flat[: len(targets)]]
+                jets = [item if isinstance(item, Operand) else self.jet(item) for item in flat[: len(targets)]]
             for target, jet in zip(targets, jets, strict=True):
                 value = jet.primal.detach() if jet.primal.requires_grad else jet.primal
                 if target.shape != value.shape and outs:
@@ -278,7 +278,7 @@ class JetMode(_torch.DispatchMode):
             if record is None:
                 return value
             tangent, second = record.read(value)
-            return value if tangent is None and second is None else Jet(value, tangent, second)
+            return value if tangent is None and second is None else Operand(value, tangent, second)
         if isinstance(value, list | tuple):
             return [self._lift(item) for item in value]
         return value

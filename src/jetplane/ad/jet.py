@@ -180,12 +180,21 @@ class PairSet:
 
 
 @dataclass(frozen=True, eq=False)
-class Jet:
-    """A value with its first and second directional derivatives."""
+class Operand:
+    """A perturbed value as the rules see it, where rows that are all zero are None."""
 
     primal: Tensor  # (*S)
     tangent: Tensor | None  # (K, *S), None for zero
     second: Tensor | None  # (rows, *S), None for zero
+
+
+@dataclass(frozen=True, eq=False)
+class Jet(Operand):
+    """A value with its first and second directional derivatives, zeros written out."""
+
+    primal: Tensor  # (*S)
+    tangent: Tensor  # (K, *S)
+    second: Tensor  # (rows, *S)
 
 
 class HyperDual(NamedTuple):

@@ -162,19 +162,14 @@ def assemble(pairs: PairSet, parts: Sequence[tuple[Chunk, Jet]]) -> Jet:
     primal = parts[0][1].primal
     tangents: dict[int, Tensor] = {}
     seconds: dict[int, Tensor] = {}
-    collapsed: Tensor | None = None
     for chunk, jet in parts:
-        assert jet.tangent is not None and jet.second is not None
         for number, row in enumerate(chunk.rows):
             tangents.setdefault(row, jet.tangent[number])
-        if pairs.weights is not None and chunk.positions:
-            collapsed = jet.second if collapsed is None else collapsed + jet.second
-        elif pairs.weights is None:
-            for number, position in enumerate(chunk.positions):
-                seconds[position] = jet.second[number]
+        if pairs.weights is None:
+            seconds |= dict(zip(chunk.positions, jet.second, strict=True))
     tangent = torch.stack([tangents[row] for row in range(pairs.k)])
     if pairs.weights is not None:
-        return Jet(primal, tangent, collapsed)
+        return Jet(primal, tangent, torch.stack([jet.second for chunk, jet in parts if chunk.positions]).sum(0))
     rows = [seconds[position] for position in range(len(pairs.pairs))]
     return Jet(primal, tangent, torch.stack(rows) if rows else tangent.new_zeros((0, *primal.shape)))
 

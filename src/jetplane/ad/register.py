@@ -54,7 +54,7 @@ class Register:
         registry.add(function, Rule("transparent", Kind.COMPOSITE, families.primal_of))
 
     def jet(self, op: Any, rule: Callable[..., Any]) -> None:
-        """A rule in full, ``rule(pairs, op, *args, **kwargs)``: perturbed tensors arrive as Jets, and Jets go back."""
+        """A rule in full, ``rule(pairs, op, *args, **kwargs)``: perturbed tensors arrive, and go back, as Operands."""
         rules.load()
         families.jet_rule(op)(rule)
 

@@ -217,7 +217,6 @@ def quadratic_of(result: Any, pairs: PairSet) -> Quadratic:
         raise ValueError(f"the loss has shape {tuple(result.primal.shape)}; expected a scalar.")
     if not result.primal.is_floating_point():
         raise ValueError(f"the loss has dtype {result.primal.dtype}; expected a floating-point scalar.")
-    assert result.tangent is not None and result.second is not None
     curvature = pairs.matrix(result.second.reshape(-1))
     return Quadratic(result.primal.reshape(()), result.tangent.reshape(-1), curvature)
 
@@ -262,7 +261,7 @@ def hessian(func: Callable[..., Any], primals: Any, *, has_aux: bool = False, ch
     tree = problem.run(basis, pairs, chunk_size)
 
     def blocks(j: Jet) -> Any:
-        full = pairs.matrix(j.second).movedim((0, 1), (-2, -1))  # type: ignore[arg-type]
+        full = pairs.matrix(j.second).movedim((0, 1), (-2, -1))
         parts = full.split(basis.sizes, -2)
         shaped = [p.unflatten(-2, leaf.shape or (1,)) for p, leaf in zip(parts, problem.leaves, strict=True)]
         rows = [p if leaf.ndim else p.squeeze(-2) for p, leaf in zip(shaped, problem.leaves, strict=True)]

@@ -15,7 +15,7 @@ from ..families import (
     elementwise_of_many,
     jet_rule,
 )
-from ..jet import Jet, PairSet
+from ..jet import Operand, PairSet
 
 aten = torch.ops.aten
 where, log, exp, sigmoid = torch.where, torch.log, torch.exp, torch.sigmoid
@@ -135,7 +135,7 @@ elementwise_of_many(
 
 
 @jet_rule(aten.log_sigmoid_forward, "elementwise")
-def _log_sigmoid(pairs: PairSet, op: Any, x: Jet) -> Any:
+def _log_sigmoid(pairs: PairSet, op: Any, x: Operand) -> Any:
     y, buffer = op(x.primal)
     up, down = sigmoid(x.primal), sigmoid(-x.primal)
     return chain(pairs, y, [x], [down], {(0, 0): -up * down}), buffer
@@ -145,13 +145,13 @@ def _log_sigmoid(pairs: PairSet, op: Any, x: Jet) -> Any:
 def _rrelu(
     pairs: PairSet,
     op: Any,
-    x: Jet,
+    x: Operand,
     noise: Tensor,
     lower: Any = 0.125,
     upper: Any = 1 / 3,
     training: bool = False,
     generator: Any = None,
-) -> Jet:
+) -> Operand:
     y = op(x.primal, noise, lower, upper, training, generator)  # draws the noise, once
     slope = noise if training else where(x.primal > 0, torch.ones_like(y), (lower + upper) / 2)
     return chain(pairs, y, [x], [slope], {})

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...errors import UnsupportedProgram
 from ..families import chain, jet_rule, primal_of, primals_of, product, total
-from ..jet import Jet, PairSet
+from ..jet import Operand, PairSet
 from .products import MatMul
 
 aten = torch.ops.aten
@@ -25,9 +25,9 @@ aten = torch.ops.aten
 
 def _each(function: Any, x: Any) -> Any:
     """A function linear in x that leaves leading axes alone, of a value or of a jet."""
-    if not isinstance(x, Jet):
+    if not isinstance(x, Operand):
         return function(x)
-    return Jet(function(x.primal), *(None if rows is None else function(rows) for rows in (x.tangent, x.second)))
+    return Operand(function(x.primal), *(None if rows is None else function(rows) for rows in (x.tangent, x.second)))
 
 
 def _scale(query: Any, scale: float | None) -> float:
@@ -81,24 +81,26 @@ def _attention(
         l2 = total((l2, mean(products)))
     if l2 is not None:
         p2 = p * (total((products, s.second)) - l2)  # type: ignore[operator]
-    weights = Jet(p, None if c is None else p * c, p2)
+    weights = Operand(p, None if c is None else p * c, p2)
     if dropout > 0:
         kept = torch.nn.functional.dropout(torch.ones_like(p), dropout)
         weights = _each(lambda rows: rows * kept, weights)
         y = weights.primal @ primal_of(value)
     rows = [None if r is None else r.squeeze(-1) for r in (l1, l2)]
-    return product(pairs, y, MatMul(), weights, value), Jet(level.squeeze(-1), *rows)
+    return product(pairs, y, MatMul(), weights, value), Operand(level.squeeze(-1), *rows)
 
 
-def _like(y: Tensor | None, jet: Jet) -> Any:
+def _like(y: Tensor | None, jet: Operand) -> Any:
     """The rows of a logsumexp for the kernel's own, which may be padded along the queries, or left out."""
     if y is None or y.numel() == 0:
         return y
     count = jet.primal.numel()
     if y.numel() == count:
-        return Jet(y, *(None if r is None else r.reshape(r.shape[0], *y.shape) for r in (jet.tangent, jet.second)))
+        return Operand(y, *(None if r is None else r.reshape(r.shape[0], *y.shape) for r in (jet.tangent, jet.second)))
     extra = y.shape[-1] - jet.primal.shape[-1]
-    return Jet(y, *(None if r is None else torch.nn.functional.pad(r, (0, extra)) for r in (jet.tangent, jet.second)))
+    return Operand(
+        y, *(None if r is None else torch.nn.functional.pad(r, (0, extra)) for r in (jet.tangent, jet.second))
+    )
 
 
 def _kernel(op: Any, names: tuple[str, ...]) -> None:

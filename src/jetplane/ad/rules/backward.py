@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...errors import MissingRule
 from ..families import composite, jet_rule, primal_of
-from ..jet import Jet, PairSet
+from ..jet import Operand, PairSet
 from .attention import added, refuse_dropout
 from .layers import bag_sums, distances, folded, pairwise_distances, sample
 from .losses import ctc, multilabel_margins
@@ -65,7 +65,7 @@ def _folded_like(op: Any, space: int) -> None:
     @jet_rule(op, "linear")
     def rule(pairs: PairSet, op: Any, grad: Any, x: Any, *args: Any) -> Any:
         y = op(primal_of(grad), primal_of(x), *args)
-        if not isinstance(grad, Jet):
+        if not isinstance(grad, Operand):
             return y
 
         def lift(rows: Tensor | None) -> Tensor | None:
@@ -76,7 +76,7 @@ def _folded_like(op: Any, space: int) -> None:
                 return op(rows, like, *args)
             return op(rows.flatten(0, 1), like.flatten(0, 1), *args).unflatten(0, rows.shape[:2])
 
-        return Jet(y, lift(grad.tangent), lift(grad.second))
+        return Operand(y, lift(grad.tangent), lift(grad.second))
 
 
 for _op, _space in (
@@ -93,7 +93,7 @@ def _scattered(op: Any, space: int) -> None:
     @jet_rule(op, "linear")
     def rule(pairs: PairSet, op: Any, grad: Any, x: Any, *args: Any) -> Any:
         y = op(primal_of(grad), primal_of(x), *args)
-        if not isinstance(grad, Jet):
+        if not isinstance(grad, Operand):
             return y
         at = args[-1].flatten(-space)
 
@@ -104,7 +104,7 @@ def _scattered(op: Any, space: int) -> None:
             plane = plane.scatter_add(-1, at.expand(rows.shape[0], *at.shape), rows.flatten(-space))
             return plane.unflatten(-1, y.shape[-space:])
 
-        return Jet(y, lift(grad.tangent), lift(grad.second))
+        return Operand(y, lift(grad.tangent), lift(grad.second))
 
 
 for _op, _space in (

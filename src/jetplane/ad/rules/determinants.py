@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..families import jet_rule
-from ..jet import Jet, PairSet
+from ..jet import Operand, PairSet
 from .nilpotent import (
     Nil,
     joined,
@@ -24,7 +24,7 @@ linalg = torch.linalg
 
 
 @jet_rule(aten._linalg_slogdet.default, "linalg")
-def _slogdet(pairs: PairSet, op: Any, A: Jet) -> Any:
+def _slogdet(pairs: PairSet, op: Any, A: Operand) -> Any:
     """log |det (A0 (I + e))| = log |det A0| + tr e - tr(e e) / 2."""
     sign, logabsdet, LU, pivots = op(A.primal)
     e = _left_divided(A.primal, nil(pairs, A))
@@ -42,7 +42,7 @@ def _trace_of_square(e: Nil) -> Nil:
 
 
 @jet_rule(aten._linalg_det.default, "linalg")
-def _det(pairs: PairSet, op: Any, A: Jet) -> Any:
+def _det(pairs: PairSet, op: Any, A: Operand) -> Any:
     """A polynomial, so it has derivatives at singular matrices too: around those by the SVD, elsewhere by a solve.
 
     The SVD would serve for both, but an outer pass differentiates these formulas, and it has no derivative where
@@ -139,7 +139,7 @@ class ExpProduct:
 
 
 @jet_rule(aten.linalg_matrix_exp.default, "linalg")
-def _matrix_exp(pairs: PairSet, op: Any, A: Jet) -> Any:
+def _matrix_exp(pairs: PairSet, op: Any, A: Operand) -> Any:
     """exp' [e] = corner of exp [[A, e], [0, A]], and exp'' [e, f] = Q(e, f) + Q(f, e)."""
     lifted, a = ExpProduct(A.primal), nil(pairs, A)
     part = a.map(lifted)

@@ -22,7 +22,7 @@ from ..families import (
     primal_of,
     primals_of,
 )
-from ..jet import Jet, PairSet
+from ..jet import Operand, PairSet
 
 aten = torch.ops.aten
 where, log, exp, sigmoid = torch.where, torch.log, torch.exp, torch.sigmoid
@@ -168,7 +168,7 @@ elementwise_of_many(aten.copysign, 2, lambda y, a, b: (lambda: where(a == 0, 0.0
 
 
 @jet_rule(aten.frexp)
-def _frexp(pairs: PairSet, op: Any, x: Jet) -> Any:
+def _frexp(pairs: PairSet, op: Any, x: Operand) -> Any:
     mantissa, exponent = op(x.primal)
     return chain(pairs, mantissa, [x], [torch.ldexp(torch.ones_like(mantissa), -exponent)], {}), exponent
 
@@ -197,7 +197,7 @@ elementwise_of_many(aten.clamp_max.Tensor, 2, lambda y, x, high: (lambda: x <= h
 
 
 @jet_rule(aten.clamp.Tensor, "elementwise")
-def _clamp(pairs: PairSet, op: Any, x: Any, low: Any = None, high: Any = None, **kw: Any) -> Jet:
+def _clamp(pairs: PairSet, op: Any, x: Any, low: Any = None, high: Any = None, **kw: Any) -> Operand:
     low, high = kw.get("min", low), kw.get("max", high)
     value, least, most = primals_of((x, low, high))
     y = op(value, least, most)
@@ -209,13 +209,13 @@ def _clamp(pairs: PairSet, op: Any, x: Any, low: Any = None, high: Any = None, *
 
 
 @jet_rule(aten.where.self, "linear")
-def _where(pairs: PairSet, op: Any, condition: Tensor, a: Any, b: Any) -> Jet:
+def _where(pairs: PairSet, op: Any, condition: Tensor, a: Any, b: Any) -> Operand:
     # selects rows instead of multiplying by a mask, so that what is not taken may be infinite
     y = op(condition, primal_of(a), primal_of(b))
 
     def select(part: str) -> Any:
-        left = getattr(a, part) if isinstance(a, Jet) else None
-        right = getattr(b, part) if isinstance(b, Jet) else None
+        left = getattr(a, part) if isinstance(a, Operand) else None
+        right = getattr(b, part) if isinstance(b, Operand) else None
         if left is None and right is None:
             return None
         rows = [
@@ -226,7 +226,7 @@ def _where(pairs: PairSet, op: Any, condition: Tensor, a: Any, b: Any) -> Jet:
 
     tangent, second = select("tangent"), select("second") if pairs.rows else None
     count = pairs.k if tangent is not None else 0
-    return Jet(
+    return Operand(
         y,
         None if tangent is None else tangent.expand(count, *y.shape),
         None if second is None else second.expand(pairs.rows, *y.shape),

@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 
 from ...errors import UnsupportedProgram
 from ..families import composite, jet_rule, primal_of
-from ..jet import Jet, PairSet
+from ..jet import Operand, PairSet
 from .nilpotent import (
     Nil,
     half_lower,
@@ -33,7 +33,7 @@ linalg = torch.linalg
 
 
 @jet_rule(aten.linalg_inv_ex.default, "linalg")
-def _inv(pairs: PairSet, op: Any, A: Jet, *, check_errors: bool = False) -> Any:
+def _inv(pairs: PairSet, op: Any, A: Operand, *, check_errors: bool = False) -> Any:
     """(A0 + a)^-1 = X - X a X + X a X a X."""
     X, info = op(A.primal, check_errors=check_errors)
     f = mm(X, nil(pairs, A))
@@ -50,9 +50,9 @@ def _refined(solve: Callable[[Tensor], Tensor], a: Nil, x: Tensor, b: Nil) -> Ni
 
 
 def _like_column(x: Any) -> Any:
-    if not isinstance(x, Jet):
+    if not isinstance(x, Operand):
         return x.unsqueeze(-1)
-    return Jet(x.primal.unsqueeze(-1), *(None if r is None else r.unsqueeze(-1) for r in (x.tangent, x.second)))
+    return Operand(x.primal.unsqueeze(-1), *(None if r is None else r.unsqueeze(-1) for r in (x.tangent, x.second)))
 
 
 @jet_rule(aten._linalg_solve_ex.default, "linalg")
@@ -110,7 +110,7 @@ composite(aten.triangular_solve.default, _triangular_solve)
 # -- Cholesky ------------------------------------------------------------------------------------------------------
 
 
-def _cholesky_part(pairs: PairSet, A: Jet, L: Tensor) -> Nil:
+def _cholesky_part(pairs: PairSet, A: Operand, L: Tensor) -> Nil:
     """L' = L (I + f), f lower triangular, with f + f^T + f f^T = L^-1 a L^-T, a the symmetric part as torch has it."""
     e = symmetric(nil(pairs, A)).map(lambda rows: linalg.solve_triangular(L, rows, upper=False))
     e = e.map(lambda rows: linalg.solve_triangular(L.mT, rows, upper=True, left=False))
@@ -119,14 +119,14 @@ def _cholesky_part(pairs: PairSet, A: Jet, L: Tensor) -> Nil:
 
 
 @jet_rule(aten.linalg_cholesky_ex.default, "linalg")
-def _cholesky_ex(pairs: PairSet, op: Any, A: Jet, *, upper: bool = False, check_errors: bool = False) -> Any:
+def _cholesky_ex(pairs: PairSet, op: Any, A: Operand, *, upper: bool = False, check_errors: bool = False) -> Any:
     factor, info = op(A.primal, upper=upper, check_errors=check_errors)
     part = _cholesky_part(pairs, A, factor.mT if upper else factor)
     return joined(factor, part.mT if upper else part), info
 
 
 @jet_rule(aten.cholesky.default, "linalg")
-def _cholesky(pairs: PairSet, op: Any, A: Jet, upper: bool = False) -> Any:
+def _cholesky(pairs: PairSet, op: Any, A: Operand, upper: bool = False) -> Any:
     factor = op(A.primal, upper)
     part = _cholesky_part(pairs, A, factor.mT if upper else factor)
     return joined(factor, part.mT if upper else part)
@@ -183,7 +183,7 @@ def _lu_part(a: Nil, L: Tensor, U: Tensor) -> tuple[Nil, Nil]:
 
 
 @jet_rule(aten.linalg_lu.default, "linalg")
-def _lu(pairs: PairSet, op: Any, A: Jet, *, pivot: bool = True) -> Any:
+def _lu(pairs: PairSet, op: Any, A: Operand, *, pivot: bool = True) -> Any:
     P, L, U = op(A.primal, pivot=pivot)
     a = nil(pairs, A)
     dL, dU = _lu_part(mm(P.mT, a) if pivot else a, L, U)
@@ -191,7 +191,7 @@ def _lu(pairs: PairSet, op: Any, A: Jet, *, pivot: bool = True) -> Any:
 
 
 @jet_rule(aten.linalg_lu_factor_ex.default, "linalg")
-def _lu_factor(pairs: PairSet, op: Any, A: Jet, *, pivot: bool = True, check_errors: bool = False) -> Any:
+def _lu_factor(pairs: PairSet, op: Any, A: Operand, *, pivot: bool = True, check_errors: bool = False) -> Any:
     LU, pivots, info = op(A.primal, pivot=pivot, check_errors=check_errors)
     P, L, U = torch.lu_unpack(LU, pivots)
     dL, dU = _lu_part(mm(P.mT, nil(pairs, A)), L, U)
@@ -202,7 +202,7 @@ def _lu_factor(pairs: PairSet, op: Any, A: Jet, *, pivot: bool = True, check_err
 
 @jet_rule(aten.lu_unpack.default, "linalg")
 def _lu_unpack(
-    pairs: PairSet, op: Any, LU: Jet, pivots: Tensor, unpack_data: bool = True, unpack_pivots: bool = True
+    pairs: PairSet, op: Any, LU: Operand, pivots: Tensor, unpack_data: bool = True, unpack_pivots: bool = True
 ) -> Any:
     P, L, U = op(LU.primal, pivots, unpack_data, unpack_pivots)
     if not unpack_data:
@@ -248,7 +248,7 @@ def _qr_part(a: Nil, Q: Tensor, R: Tensor) -> tuple[Nil, Nil]:
 
 
 @jet_rule(aten.linalg_qr.default, "linalg")
-def _qr(pairs: PairSet, op: Any, A: Jet, mode: str = "reduced") -> Any:
+def _qr(pairs: PairSet, op: Any, A: Operand, mode: str = "reduced") -> Any:
     m, n = A.primal.shape[-2:]
     if mode == "complete" and m > n:
         raise UnsupportedProgram(

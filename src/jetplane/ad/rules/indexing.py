@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...errors import UnsupportedProgram
 from ..families import composite, constant, jet_rule, linear
-from ..jet import Jet, PairSet
+from ..jet import Operand, PairSet
 
 aten = torch.ops.aten
 
@@ -51,7 +51,7 @@ def _written(target: Tensor, view: Callable[[Tensor], Tensor], source: Tensor) -
 
 @jet_rule(aten.index.Tensor, "linear")
 @jet_rule(aten._unsafe_index.Tensor, "linear")
-def _index(pairs: PairSet, op: Any, x: Jet, indices: list[Tensor | None]) -> Jet:
+def _index(pairs: PairSet, op: Any, x: Operand, indices: list[Tensor | None]) -> Operand:
     """x[indices] of every row at once; a mask is turned into positions first."""
     y = op(x.primal, indices)
     positions: list[Tensor | None] = []
@@ -70,7 +70,7 @@ def _index(pairs: PairSet, op: Any, x: Jet, indices: list[Tensor | None]) -> Jet
             return op(moved, positions).movedim(-1, 0)
         return op(rows, [None, *positions])
 
-    return Jet(y, lift(x.tangent), lift(x.second))
+    return Operand(y, lift(x.tangent), lift(x.second))
 
 
 def _leads(positions: list[Tensor | None]) -> bool:
@@ -83,12 +83,12 @@ def _leads(positions: list[Tensor | None]) -> bool:
 def _embedding(
     pairs: PairSet,
     op: Any,
-    weight: Jet,
+    weight: Operand,
     indices: Tensor,
     padding_idx: int = -1,
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
-) -> Jet:
+) -> Operand:
     if scale_grad_by_freq:
         raise UnsupportedProgram("embedding with scale_grad_by_freq=True has no derivative; expected it to be False.")
     padding = (indices == padding_idx).unsqueeze(-1)  # torch gives the padding row no gradient
@@ -99,7 +99,7 @@ def _embedding(
         taken = rows.index_select(1, indices.reshape(-1)).reshape(rows.shape[0], *indices.shape, rows.shape[-1])
         return taken if padding_idx < 0 else torch.where(padding, 0.0, taken)
 
-    return Jet(op(weight.primal, indices, padding_idx), lift(weight.tangent), lift(weight.second))
+    return Operand(op(weight.primal, indices, padding_idx), lift(weight.tangent), lift(weight.second))
 
 
 # -- reductions into an index --------------------------------------------------------------------------------------

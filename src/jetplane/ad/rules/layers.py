@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...errors import UnsupportedProgram
 from ..families import composite, jet_rule, primal_of
-from ..jet import Jet, PairSet
+from ..jet import Operand, PairSet
 
 aten = torch.ops.aten
 
@@ -25,7 +25,7 @@ def folded(op: Any, space: int, sizes_at: int | None = None) -> None:
     """
 
     @jet_rule(op, "linear")
-    def rule(pairs: PairSet, op: Any, x: Jet, *args: Any, **kwargs: Any) -> Jet:
+    def rule(pairs: PairSet, op: Any, x: Operand, *args: Any, **kwargs: Any) -> Operand:
         def lift(rows: Tensor | None) -> Tensor | None:
             if rows is None:
                 return None
@@ -34,7 +34,7 @@ def folded(op: Any, space: int, sizes_at: int | None = None) -> None:
             y = op(rows.flatten(0, 1), *_with_batch(args, sizes_at, rows.shape[0]), **kwargs)
             return y.unflatten(0, rows.shape[:2])
 
-        return Jet(op(x.primal, *args, **kwargs), lift(x.tangent), lift(x.second))
+        return Operand(op(x.primal, *args, **kwargs), lift(x.tangent), lift(x.second))
 
 
 def _with_batch(args: tuple[Any, ...], sizes_at: int | None, rows: int) -> tuple[Any, ...]:
@@ -74,7 +74,7 @@ def gathered(op: Any, space: int) -> None:
 
     @jet_rule(op, "gather")
     def rule(pairs: PairSet, op: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-        if not isinstance(x, Jet):  # fractional pooling: perturbed random samples
+        if not isinstance(x, Operand):  # fractional pooling: perturbed random samples
             return op(x, *map(primal_of, args), **kwargs)
         values, indices = op(x.primal, *map(primal_of, args), **kwargs)
         size = math.prod(x.primal.shape[-space:])
@@ -87,7 +87,7 @@ def gathered(op: Any, space: int) -> None:
                 return None
             return rows.flatten(1).gather(1, at.expand(rows.shape[0], -1)).unflatten(1, indices.shape)
 
-        return Jet(values, lift(x.tangent), lift(x.second)), indices
+        return Operand(values, lift(x.tangent), lift(x.second)), indices
 
 
 for _op, _space in (
@@ -100,7 +100,7 @@ for _op, _space in (
 
 @jet_rule(aten.max_unpool2d.default, "linear")
 @jet_rule(aten.max_unpool3d.default, "linear")
-def _max_unpool(pairs: PairSet, op: Any, x: Jet, indices: Tensor, size: list[int], *rest: Any) -> Jet:
+def _max_unpool(pairs: PairSet, op: Any, x: Operand, indices: Tensor, size: list[int], *rest: Any) -> Operand:
     y = op(x.primal, indices, size, *rest)
     space = len(size)
     at = indices.flatten(-space)
@@ -113,7 +113,7 @@ def _max_unpool(pairs: PairSet, op: Any, x: Jet, indices: Tensor, size: list[int
         plane = plane.scatter_add(-1, at.expand(rows.shape[0], *at.shape), rows.flatten(-space))
         return plane.unflatten(-1, y.shape[-space:])
 
-    return Jet(y, lift(x.tangent), lift(x.second))
+    return Operand(y, lift(x.tangent), lift(x.second))
 
 
 # -- sampling on a grid -------------------------------------------------------------------------------------------
@@ -214,19 +214,19 @@ composite(aten.cudnn_grid_sampler, lambda x, grid: sample(x, grid, _LINEAR, _ZER
 
 
 @jet_rule(aten.native_dropout.default, "linear")
-def _native_dropout(pairs: PairSet, op: Any, x: Jet, p: float, train: bool | None) -> Any:
+def _native_dropout(pairs: PairSet, op: Any, x: Operand, p: float, train: bool | None) -> Any:
     y, mask = op(x.primal, p, train)
     if train is False:
-        return Jet(y, x.tangent, x.second), mask
+        return Operand(y, x.tangent, x.second), mask
     factor = mask.to(y.dtype) * (0.0 if p == 1 else 1 / (1 - p))
-    return Jet(y, *(None if rows is None else rows * factor for rows in (x.tangent, x.second))), mask
+    return Operand(y, *(None if rows is None else rows * factor for rows in (x.tangent, x.second))), mask
 
 
 @jet_rule(aten._fused_dropout.default, "linear")
-def _fused_dropout(pairs: PairSet, op: Any, x: Jet, keep: float, generator: Any = None) -> Any:
+def _fused_dropout(pairs: PairSet, op: Any, x: Operand, keep: float, generator: Any = None) -> Any:
     y, mask = op(x.primal, keep, generator)
     factor = mask.to(y.dtype) / keep
-    return Jet(y, *(None if rows is None else rows * factor for rows in (x.tangent, x.second))), mask
+    return Operand(y, *(None if rows is None else rows * factor for rows in (x.tangent, x.second))), mask
 
 
 # -- bags of embeddings -------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from ...errors import MissingRule, UnsupportedProgram
 from ..families import composite, jet_rule
-from ..jet import Jet, PairSet
+from ..jet import Operand, PairSet
 
 aten = torch.ops.aten
 _NONE, _MEAN, _SUM = range(3)
@@ -25,7 +25,7 @@ _NEVER = -1e30  # the logarithm of zero, but finite, so that no derivative is na
 @jet_rule(aten.nll_loss_forward.default, "linear")
 @jet_rule(aten.nll_loss2d_forward.default, "linear")
 def _nll_loss(pairs: PairSet, op: Any, x: Any, target: Tensor, weight: Any, reduction: int, ignore_index: int) -> Any:
-    if isinstance(weight, Jet):
+    if isinstance(weight, Operand):
         raise MissingRule(f"the rule of {op} does not differentiate its argument 'weight', which is perturbed", str(op))
     y, mass = op(x.primal, target, weight, reduction, ignore_index)
     kept = target != ignore_index
@@ -43,7 +43,7 @@ def _nll_loss(pairs: PairSet, op: Any, x: Any, target: Tensor, weight: Any, redu
         whole = picked.reshape(rows.shape[0], -1).sum(1)
         return whole if reduction == _SUM else whole / mass
 
-    return Jet(y, lift(x.tangent), lift(x.second)), mass
+    return Operand(y, lift(x.tangent), lift(x.second)), mass
 
 
 # -- margins ----------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ..families import align, spread, total
-from ..jet import Jet, PairSet
+from ..jet import Operand, PairSet
 from .products import MatMul
 
 
@@ -85,15 +85,15 @@ def _mm(a: Any, b: Any) -> Any:
 
 def nil(pairs: PairSet, x: Any, ndim: int | None = None) -> Nil:
     """The nilpotent part of an operand, zero for a constant, with ``ndim`` axes where batches broadcast."""
-    if not isinstance(x, Jet):
+    if not isinstance(x, Operand):
         return Nil(pairs)
     ndim = x.primal.ndim if ndim is None else ndim
     return Nil(pairs, align(x.tangent, ndim), align(x.second, ndim))
 
 
-def joined(value: Tensor, part: Nil) -> Jet:
+def joined(value: Tensor, part: Nil) -> Operand:
     """The jet of a value and its nilpotent part."""
-    return Jet(value, spread(part.tangent, value), spread(part.second, value))
+    return Operand(value, spread(part.tangent, value), spread(part.second, value))
 
 
 def joined_along(parts: list[Nil], dim: int) -> Nil:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...errors import UnsupportedProgram
 from ..families import chain, composite, jet_rule, primal_of, primals_of, total
-from ..jet import Jet, PairSet
+from ..jet import Operand, PairSet
 
 aten = torch.ops.aten
 
@@ -33,7 +33,7 @@ def _normalise(pairs: PairSet, x: Any, mean: Tensor | None, rstd: Tensor, over: 
         rstd = (variance + (rstd**-2 - variance).detach()).rsqrt()
     centred = value if mean is None else value - mean
     n = centred * rstd
-    if not isinstance(x, Jet):
+    if not isinstance(x, Operand):
         return n, mean, rstd
 
     def average(rows: Tensor) -> Tensor:
@@ -61,10 +61,10 @@ def _normalise(pairs: PairSet, x: Any, mean: Tensor | None, rstd: Tensor, over: 
     if r2 is not None:
         cross = None if c1 is None or s is None else -rstd * rstd * pairs.cross(c1, s)
         n2 = total((centred * r2, cross, None if c2 is None else rstd * c2))
-    return Jet(n, n1, n2), None if mean is None else Jet(mean, mean1, mean2), Jet(rstd, r1, r2)
+    return Operand(n, n1, n2), None if mean is None else Operand(mean, mean1, mean2), Operand(rstd, r1, r2)
 
 
-def _affine(pairs: PairSet, y: Tensor, n: Any, weight: Any, bias: Any) -> Jet:
+def _affine(pairs: PairSet, y: Tensor, n: Any, weight: Any, bias: Any) -> Operand:
     """The jet of y = n * weight + bias, with the parameters shaped to broadcast."""
     if weight is None:
         return chain(pairs, y, [n, bias], [1, 1], {})
@@ -73,18 +73,18 @@ def _affine(pairs: PairSet, y: Tensor, n: Any, weight: Any, bias: Any) -> Jet:
 
 def _shaped(x: Any, *shape: int) -> Any:
     """A value or a jet, reshaped behind the row axis."""
-    if not isinstance(x, Jet):
+    if not isinstance(x, Operand):
         return None if x is None else x.reshape(shape)
     rows = [None if r is None else r.reshape(r.shape[0], *shape) for r in (x.tangent, x.second)]
-    return Jet(x.primal.reshape(shape), *rows)
+    return Operand(x.primal.reshape(shape), *rows)
 
 
 def _as(y: Tensor, jet: Any) -> Any:
     """The rows of ``jet`` for the operation's own output ``y``."""
-    if not isinstance(jet, Jet):
+    if not isinstance(jet, Operand):
         return y
     rows = [None if r is None else r.reshape(r.shape[0], *y.shape) for r in (jet.tangent, jet.second)]
-    return Jet(y, *rows)
+    return Operand(y, *rows)
 
 
 # -- layer and group norm -----------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ def _batch_norm(
         jet = _fixed_norm(pairs, out, x, weight, bias, _shaped(mean, *shape), _shaped(var, *shape), eps)
         # in evaluation the saved statistics are copies of the running ones, or empty
         return jet, *_constants(op_outputs=(saved_mean, saved_rstd), inputs=(mean, var)), *others
-    if isinstance(mean, Jet) or isinstance(var, Jet):
+    if isinstance(mean, Operand) or isinstance(var, Operand):
         raise UnsupportedProgram(
             "batch norm in training mode updates running statistics that are perturbed; expected constants there."
         )
@@ -157,12 +157,12 @@ def _batch_norm(
 
 
 def _constants(op_outputs: tuple[Any, ...], inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    if any(isinstance(i, Jet) for i in inputs) and any(o.numel() for o in op_outputs):
+    if any(isinstance(i, Operand) for i in inputs) and any(o.numel() for o in op_outputs):
         raise UnsupportedProgram("batch norm returns running statistics that are perturbed; expected constants there.")
     return op_outputs
 
 
-def _fixed_norm(pairs: PairSet, y: Tensor, x: Any, weight: Any, bias: Any, mean: Any, var: Any, eps: float) -> Jet:
+def _fixed_norm(pairs: PairSet, y: Tensor, x: Any, weight: Any, bias: Any, mean: Any, var: Any, eps: float) -> Operand:
     """y = (x - mean) (var + eps)^(-1/2) weight + bias, with every argument a variable."""
     x0, w, m, v = primals_of((x, weight, mean, var))
     w = 1.0 if w is None else w

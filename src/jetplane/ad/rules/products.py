@@ -20,7 +20,7 @@ from ..families import (
     scaled,
     spread,
 )
-from ..jet import Jet, PairSet
+from ..jet import Operand, PairSet
 
 aten = torch.ops.aten
 
@@ -59,7 +59,7 @@ bilinear(aten.vdot.default)
 bilinear(aten.linalg_cross.default)
 
 
-def _affine(bias: Any, beta: Any, inner: Jet, alpha: Any) -> Jet:
+def _affine(bias: Any, beta: Any, inner: Operand, alpha: Any) -> Operand:
     """The jet of beta * bias + alpha * inner, whose rows are the caller's own."""
 
     def part(rows: Tensor | None, more: Tensor | None) -> Tensor | None:
@@ -69,14 +69,14 @@ def _affine(bias: Any, beta: Any, inner: Jet, alpha: Any) -> Jet:
             return spread(more, inner.primal)
         return accumulate(rows, more)
 
-    if not isinstance(bias, Jet):
-        return Jet(inner.primal, scaled(inner.tangent, alpha), scaled(inner.second, alpha))
-    return Jet(inner.primal, part(inner.tangent, bias.tangent), part(inner.second, bias.second))
+    if not isinstance(bias, Operand):
+        return Operand(inner.primal, scaled(inner.tangent, alpha), scaled(inner.second, alpha))
+    return Operand(inner.primal, part(inner.tangent, bias.tangent), part(inner.second, bias.second))
 
 
 @jet_rule(aten.addmm.default, "bilinear")
 @jet_rule(aten.baddbmm.default, "bilinear")
-def _addmm(pairs: PairSet, op: Any, bias: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Jet:
+def _addmm(pairs: PairSet, op: Any, bias: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Operand:
     y = op(*primals_of((bias, a, b)), beta=beta, alpha=alpha)
     return _affine(bias, beta, product(pairs, y, MatMul(), a, b), alpha)
 
@@ -194,23 +194,23 @@ def _convolution(
     output_padding: Any,
     groups: int,
     *flags: bool,
-) -> Jet:
+) -> Operand:
     y = op(*primals_of((x, w, bias)), stride, padding, dilation, transposed, output_padding, groups, *flags)
     lifted = Convolution(list(stride), list(padding), list(dilation), transposed, list(output_padding), groups)
     unbatched = primal_of(x).ndim == len(stride) + 1
     jet = product(pairs, y, lifted, x, w) if not unbatched else _unbatched(pairs, y, lifted, x, w)
-    if not isinstance(bias, Jet):
+    if not isinstance(bias, Operand):
         return jet
     shape = (-1, *(1,) * len(stride))
     parts = [None if r is None else r.reshape(r.shape[0], *shape) for r in (bias.tangent, bias.second)]
-    return _affine(Jet(bias.primal.reshape(shape), *parts), 1, jet, 1)
+    return _affine(Operand(bias.primal.reshape(shape), *parts), 1, jet, 1)
 
 
-def _unbatched(pairs: PairSet, y: Tensor, lifted: Convolution, x: Any, w: Any) -> Jet:
-    if isinstance(x, Jet):
+def _unbatched(pairs: PairSet, y: Tensor, lifted: Convolution, x: Any, w: Any) -> Operand:
+    if isinstance(x, Operand):
         parts = [None if r is None else r.unsqueeze(1) for r in (x.tangent, x.second)]
-        x = Jet(x.primal.unsqueeze(0), *parts)
+        x = Operand(x.primal.unsqueeze(0), *parts)
     else:
         x = x.unsqueeze(0)
     jet = product(pairs, y, lifted, x, w)
-    return Jet(y, *(None if r is None else r.squeeze(1) for r in (jet.tangent, jet.second)))
+    return Operand(y, *(None if r is None else r.squeeze(1) for r in (jet.tangent, jet.second)))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..families import composite, jet_rule, linear, rejoin
-from ..jet import Jet, PairSet
+from ..jet import Operand, PairSet
 
 aten = torch.ops.aten
 Axes = int | list[int] | tuple[int, ...] | None
@@ -24,13 +24,13 @@ linear(aten.cumsum, dims="dim")
 
 @jet_rule(aten.sum.default, "linear")
 @jet_rule(aten.mean.default, "linear")
-def _sum(pairs: PairSet, op: Any, x: Jet, *, dtype: Any = None) -> Jet:
+def _sum(pairs: PairSet, op: Any, x: Operand, *, dtype: Any = None) -> Operand:
     reduce = torch.sum if op is aten.sum.default else torch.mean
 
     def lift(rows: Tensor | None) -> Tensor | None:
         return None if rows is None else reduce(rows.reshape(rows.shape[0], x.primal.numel()), 1, dtype=dtype)
 
-    return Jet(op(x.primal, dtype=dtype), lift(x.tangent), lift(x.second))
+    return Operand(op(x.primal, dtype=dtype), lift(x.tangent), lift(x.second))
 
 
 def _nansum(x: Tensor, dim: Axes = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
@@ -245,7 +245,7 @@ composite(aten.aminmax, _aminmax)
 #   softmax       p * c_i,             p * (c_i c_j + x_ij - <p, x_ij> - <p, c_i c_j>)
 
 
-def _centred(pairs: PairSet, p: Tensor, x: Jet, dim: int) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+def _centred(pairs: PairSet, p: Tensor, x: Operand, dim: int) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """c_i, the products c_i c_j, and x_ij - <p, x_ij> - <p, c_i c_j>; ``dim`` counts the axes of x."""
     axis = dim % x.primal.ndim - x.primal.ndim if x.primal.ndim else -1
 
@@ -263,16 +263,16 @@ def _centred(pairs: PairSet, p: Tensor, x: Jet, dim: int) -> tuple[Tensor | None
     return c, products, second
 
 
-def _like_vector(x: Jet) -> Jet:
+def _like_vector(x: Operand) -> Operand:
     """A scalar as a vector of one element, so that there is an axis to sum over."""
     if x.primal.ndim:
         return x
     parts = [None if r is None else r.unsqueeze(-1) for r in (x.tangent, x.second)]
-    return Jet(x.primal.unsqueeze(-1), *parts)
+    return Operand(x.primal.unsqueeze(-1), *parts)
 
 
 @jet_rule(aten._log_softmax, "softmax")
-def _log_softmax(pairs: PairSet, op: Any, x: Jet, dim: int, half_to_float: bool) -> Jet:
+def _log_softmax(pairs: PairSet, op: Any, x: Operand, dim: int, half_to_float: bool) -> Operand:
     y = op(x.primal, dim, half_to_float)
     x = _like_vector(x)
     c, _, second = _centred(pairs, y.exp().reshape(x.primal.shape), x, dim)
@@ -281,7 +281,7 @@ def _log_softmax(pairs: PairSet, op: Any, x: Jet, dim: int, half_to_float: bool)
 
 @jet_rule(aten._softmax, "softmax")
 @jet_rule(aten._safe_softmax.default, "softmax")
-def _softmax(pairs: PairSet, op: Any, x: Jet, dim: int, *rest: Any, **kwargs: Any) -> Jet:
+def _softmax(pairs: PairSet, op: Any, x: Operand, dim: int, *rest: Any, **kwargs: Any) -> Operand:
     y = op(x.primal, dim, *rest, **kwargs)
     x = _like_vector(x)
     p = y.reshape(x.primal.shape)
@@ -292,7 +292,7 @@ def _softmax(pairs: PairSet, op: Any, x: Jet, dim: int, *rest: Any, **kwargs: An
 
 
 @jet_rule(aten.logsumexp, "softmax")
-def _logsumexp(pairs: PairSet, op: Any, x: Jet, dim: Any, keepdim: bool = False) -> Jet:
+def _logsumexp(pairs: PairSet, op: Any, x: Operand, dim: Any, keepdim: bool = False) -> Operand:
     y = op(x.primal, dim, keepdim)
     full = op(x.primal, dim, True)
     p = torch.exp(x.primal - torch.where(full.isinf(), 0.0, full))
@@ -310,7 +310,7 @@ def _logsumexp(pairs: PairSet, op: Any, x: Jet, dim: Any, keepdim: bool = False)
         c = x.tangent - tangent
         spread = mean(pairs.outer(c, c))
         second = spread if second is None else second + spread
-    return Jet(y, squeeze(tangent), squeeze(second))
+    return Operand(y, squeeze(tangent), squeeze(second))
 
 
 def _shaped(y: Tensor, tangent: Tensor | None, second: Tensor | None) -> Any:

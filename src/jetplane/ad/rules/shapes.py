@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..families import composite, jet_rule, linear, primal_of, primals_of
-from ..jet import Jet, PairSet
+from ..jet import Operand, PairSet
 from ..registry import Kind, Rule, add
 
 aten = torch.ops.aten
@@ -42,27 +42,27 @@ linear(aten._pad_circular)
 
 
 @jet_rule(aten._to_copy, "linear")
-def _to_copy(pairs: PairSet, op: Any, x: Jet, *, memory_format: Any = None, **options: Any) -> Any:
+def _to_copy(pairs: PairSet, op: Any, x: Operand, *, memory_format: Any = None, **options: Any) -> Any:
     y = op(x.primal, memory_format=memory_format, **options)
     if not y.is_floating_point():
-        return y if not y.is_complex() else Jet(y, x.tangent, x.second)
+        return y if not y.is_complex() else Operand(y, x.tangent, x.second)
     parts = (x.tangent, x.second)
-    return Jet(y, *(None if rows is None else rows.to(y.device, y.dtype) for rows in parts))
+    return Operand(y, *(None if rows is None else rows.to(y.device, y.dtype) for rows in parts))
 
 
 @jet_rule(aten.clone, "linear")
-def _clone(pairs: PairSet, op: Any, x: Jet, *, memory_format: Any = None) -> Jet:
-    return Jet(op(x.primal, memory_format=memory_format), x.tangent, x.second)
+def _clone(pairs: PairSet, op: Any, x: Operand, *, memory_format: Any = None) -> Operand:
+    return Operand(op(x.primal, memory_format=memory_format), x.tangent, x.second)
 
 
 @jet_rule(aten.cat, "linear")
-def _cat(pairs: PairSet, op: Any, tensors: list[Any], dim: int = 0) -> Jet:
+def _cat(pairs: PairSet, op: Any, tensors: list[Any], dim: int = 0) -> Operand:
     y = op(primals_of(tensors), dim)
     # torch skips tensors of shape (0,) whatever the others' shape
     kept = [t for t in tensors if primal_of(t).ndim == y.ndim]
 
     def lift(part: str, count: int) -> Tensor | None:
-        rows = [getattr(t, part) if isinstance(t, Jet) else None for t in kept]
+        rows = [getattr(t, part) if isinstance(t, Operand) else None for t in kept]
         if all(r is None for r in rows):
             return None
         full = [
@@ -71,4 +71,4 @@ def _cat(pairs: PairSet, op: Any, tensors: list[Any], dim: int = 0) -> Jet:
         ]
         return torch.cat(full, dim % y.ndim + 1)
 
-    return Jet(y, lift("tangent", pairs.k), lift("second", pairs.rows) if pairs.rows else None)
+    return Operand(y, lift("tangent", pairs.k), lift("second", pairs.rows) if pairs.rows else None)

@@ -13,7 +13,7 @@ from ..families import (
     elementwise,
     jet_rule,
 )
-from ..jet import Jet, PairSet
+from ..jet import Operand, PairSet
 
 aten = torch.ops.aten
 where, log, exp, sigmoid = torch.where, torch.log, torch.exp, torch.sigmoid
@@ -36,7 +36,7 @@ elementwise(aten.digamma, lambda x, y: torch.polygamma(1, x), lambda x, y, d: to
 
 
 @jet_rule(aten.polygamma)
-def _polygamma(pairs: PairSet, op: Any, n: int, x: Jet) -> Jet:
+def _polygamma(pairs: PairSet, op: Any, n: int, x: Operand) -> Operand:
     higher = {(0, 0): torch.polygamma(n + 2, x.primal)} if pairs.rows else {}
     return chain(pairs, op(n, x.primal), [x], [torch.polygamma(n + 1, x.primal)], higher)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...errors import UnsupportedProgram
 from ..families import composite, jet_rule
-from ..jet import Jet, PairSet
+from ..jet import Operand, PairSet
 from .nilpotent import (
     Nil,
     is_vector,
@@ -39,7 +39,7 @@ def _minus_half_norms(z: Nil) -> Nil:
 
 
 @jet_rule(aten._linalg_eigh.default, "linalg")
-def _eigh(pairs: PairSet, op: Any, A: Jet, UPLO: str = "L", compute_v: bool = True) -> Any:
+def _eigh(pairs: PairSet, op: Any, A: Operand, UPLO: str = "L", compute_v: bool = True) -> Any:
     """V' = V (I + z), Lambda' = Lambda + l, with z Lambda - Lambda z + l = e + e z - z l for e = V^T a V.
 
     The symmetric part of a direction counts: the matrix is symmetric, whichever triangle is read.
@@ -95,7 +95,7 @@ def _complement_part(x: Nil, U: Tensor, rest: Tensor) -> Nil:
 
 @jet_rule(aten._linalg_svd.default, "linalg")
 def _svd(
-    pairs: PairSet, op: Any, A: Jet, full_matrices: bool = False, compute_uv: bool = True, *, driver: Any = None
+    pairs: PairSet, op: Any, A: Operand, full_matrices: bool = False, compute_uv: bool = True, *, driver: Any = None
 ) -> Any:
     U, S, Vh = op(A.primal, full_matrices and compute_uv, True, driver=driver)
     k = S.shape[-1]
