@@ -1,6 +1,5 @@
 """Second-order forward-mode AD for PyTorch: exact slopes and curvatures of unmodified programs in one forward pass."""
 
-from . import optim
 from .ad.coverage import Coverage, coverage
 from .ad.directions import Directions
 from .ad.jet import HyperDual, Jet, Operand, PairSet, Quadratic
@@ -9,7 +8,6 @@ from .ad.register import register
 from .ad.transforms import gradient, hessian, hvp, hyperdual, jet, jvp, laplacian, quadratic
 from .ad.verify import Verification, verify
 from .errors import JetplaneError, MissingRule, UnsupportedProgram
-from .optim import minimize
 
 __version__ = "0.1.0"
 
@@ -33,8 +31,6 @@ __all__ = [
     "jet",
     "jvp",
     "laplacian",
-    "minimize",
-    "optim",
     "perturb",
     "quadratic",
     "register",
