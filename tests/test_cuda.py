@@ -13,6 +13,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import jetplane as jp
 from cases import LAYERS, MODELS, Case, along, assert_quadratic, oracle
+from jetplane.directions import Gaussian, Plane, Rademacher
+from jetplane.optim import FoMoHKD
 from jetplane.testing.oracle import double_backward
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -161,3 +163,23 @@ def test_autograd_inside_the_program_runs_in_another_thread() -> None:
     x = torch.tensor([1.0, 2.0], dtype=torch.float64, device="cuda")
     hessian = jp.hessian(program, x)
     torch.testing.assert_close(hessian, torch.diag(torch.full_like(x, 6.0)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("family", [Gaussian(3), Rademacher(3)], ids=lambda family: type(family).__name__)
+def test_random_directions_are_those_of_the_cpu(family: Gaussian | Rademacher, dtype: torch.dtype) -> None:
+    here, there = torch.zeros(1000, 7, dtype=dtype), torch.zeros(1000, 7, dtype=dtype, device="cuda")
+    rows = [family.draw(Plane(5, 11, 2, [leaf], list)).rows(0, leaf, 0, 3) for leaf in (here, there)]
+    assert rows[1].is_cuda
+    assert torch.equal(rows[0], rows[1].cpu())
+
+
+def test_an_optimizer_follows_the_path_of_the_cpu() -> None:
+    def path(device: str) -> Tensor:
+        x = torch.full((4,), -1.0, dtype=torch.float64, device=device, requires_grad=True)
+        opt = FoMoHKD([x], lr=0.5, k=3, seed=1)
+        for _ in range(10):
+            opt.step(lambda: (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum())
+        return x.detach().cpu()
+
+    torch.testing.assert_close(path("cuda"), path("cpu"), rtol=1e-9, atol=1e-9)

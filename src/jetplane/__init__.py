@@ -1,5 +1,6 @@
 """Second-order forward-mode AD for PyTorch: exact slopes and curvatures of unmodified programs in one forward pass."""
 
+from . import optim
 from .ad.coverage import Coverage, coverage
 from .ad.directions import Directions
 from .ad.jet import HyperDual, Jet, Operand, PairSet, Quadratic
@@ -7,7 +8,8 @@ from .ad.perturb import perturb
 from .ad.register import register
 from .ad.transforms import gradient, hessian, hvp, hyperdual, jet, jvp, laplacian, quadratic
 from .ad.verify import Verification, verify
-from .errors import JetplaneError, MissingRule, UnsupportedProgram
+from .errors import JetplaneError, MissingRule, OptimizationStalled, UnsupportedProgram
+from .optim import minimize
 
 __version__ = "0.1.0"
 
@@ -19,6 +21,7 @@ __all__ = [
     "JetplaneError",
     "MissingRule",
     "Operand",
+    "OptimizationStalled",
     "PairSet",
     "Quadratic",
     "UnsupportedProgram",
@@ -31,6 +34,8 @@ __all__ = [
     "jet",
     "jvp",
     "laplacian",
+    "minimize",
+    "optim",
     "perturb",
     "quadratic",
     "register",

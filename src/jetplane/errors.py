@@ -20,3 +20,7 @@ class MissingRule(JetplaneError, NotImplementedError):
 
 class UnsupportedProgram(JetplaneError, RuntimeError):
     """The program does something through which tangents cannot be followed, so it is refused."""
+
+
+class OptimizationStalled(JetplaneError, RuntimeError):
+    """An optimizer could not move its parameters for so many steps in a row that going on is pointless."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,16 +24,17 @@ class Pass:
         self.pairs = pairs
         self.mode = JetMode(pairs)
         self._seeds: list[Seed] = []
-        self._leaves: list[Tensor] = []
+        self._leaves: dict[Any, list[tuple[Tensor, str]]] = {}  # by storage
 
     def perturb(self, leaf: Leaf, label: str) -> None:
         """Let ``leaf``'s tensor vary along its directions."""
-        for other, seed in zip(self._leaves, self._seeds, strict=True):
+        neighbours = self._leaves.setdefault(leaf.tensor.untyped_storage(), [])
+        for other, name in neighbours:
             if _overlap(leaf.tensor, other):
-                raise ValueError(f"{label} shares memory with {seed.label}; expected each tensor to be perturbed once.")
+                raise ValueError(f"{label} shares memory with {name}; expected each tensor to be perturbed once.")
+        neighbours.append((leaf.tensor, label))
         seed = Seed(leaf.tensor, leaf, label)
         self._seeds.append(seed)
-        self._leaves.append(leaf.tensor)
         self.mode.seed(leaf.tensor, seed)
 
     @contextlib.contextmanager
@@ -61,7 +63,8 @@ class Pass:
 
 
 def _overlap(a: Tensor, b: Tensor) -> bool:
-    if a.untyped_storage()._cdata != b.untyped_storage()._cdata or not a.numel() or not b.numel():
+    """Whether two tensors of one storage span common memory."""
+    if not a.numel() or not b.numel():
         return False
 
     def span(tensor: Tensor) -> tuple[int, int]:

@@ -6,8 +6,9 @@ buffers. A :class:`Replay` keeps what the first run found, and puts it back befo
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from . import _torch
 
+_Random = tuple[Tensor, list[Tensor]]  # of the CPU, and of the CUDA devices in use
 _BATCH_NORMS = ("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "miopen_batch_norm")
 
 
@@ -26,13 +28,14 @@ class Replay:
 
     def __init__(self, devices: Iterable[torch.device] = ()) -> None:
         self._cuda = sorted({d.index or 0 for d in devices if d.type == "cuda"})
-        self._random: tuple[Tensor, list[Tensor]] | None = None
+        self._random: _Random | None = None
         self._writes = _Writes()
+        self._kept: tuple[_Random, list[tuple[Any, Any]]] | None = None
 
     def run(self, program: Callable[[], Any]) -> Any:
         """The program's result, as on the first run."""
         if self._random is None:
-            self._random = torch.get_rng_state(), [torch.cuda.get_rng_state(i) for i in self._cuda]
+            self._random = self._random_state()
         else:
             self.rewind()
         with self._writes:
@@ -40,13 +43,41 @@ class Replay:
 
     def rewind(self) -> None:
         """Put random state and memory back to what the first run found."""
-        if self._random is None:
+        if self._random is not None:
+            self._set_random_state(self._random)
+            self._writes.restore()
+
+    def keep(self) -> None:
+        """Remember memory and random state as the last run left them, for further runs are only trials."""
+        self._kept = self._random_state(), self._writes.contents()
+
+    def settle(self) -> None:
+        """Put memory and random state back to what was kept."""
+        if self._kept is None:
             return
-        cpu, cuda = self._random
+        random, contents = self._kept
+        self.rewind()  # also what only a trial has written
+        self._set_random_state(random)
+        for storage, saved in contents:
+            storage.copy_(saved)
+
+    @contextlib.contextmanager
+    def unwatched(self) -> Iterator[None]:
+        """Inside, writes are not looked for, which is faster where there are none."""
+        before, self._writes.paused = self._writes.paused, True
+        try:
+            yield
+        finally:
+            self._writes.paused = before
+
+    def _random_state(self) -> _Random:
+        return torch.get_rng_state(), [torch.cuda.get_rng_state(index) for index in self._cuda]
+
+    def _set_random_state(self, state: _Random) -> None:
+        cpu, cuda = state
         torch.set_rng_state(cpu)
-        for index, state in zip(self._cuda, cuda, strict=True):
-            torch.cuda.set_rng_state(state, index)
-        self._writes.restore()
+        for index, one in zip(self._cuda, cuda, strict=True):
+            torch.cuda.set_rng_state(one, index)
 
 
 class _Writes(_torch.DispatchMode):
@@ -56,13 +87,21 @@ class _Writes(_torch.DispatchMode):
         super().__init__()
         self._born: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
         self._saved: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self.paused = False
+
+    def contents(self) -> list[tuple[Any, Any]]:
+        """The storages that were written, with copies of what they hold now."""
+        return [(storage, storage.clone()) for storage in self._saved]
 
     def restore(self) -> None:
+        """Put back what the storages held before their first write."""
         for storage, contents in self._saved.items():
             storage.copy_(contents)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self.paused:
+            return func(*args, **kwargs)
         for tensor in _written(func, args, kwargs):
             storage = tensor.untyped_storage()
             if storage not in self._born and storage not in self._saved:

@@ -117,11 +117,15 @@ def _view(flat: Tensor, tensor: Tensor) -> Tensor:
     )
 
 
+_SMALL = 1 << 16  # numbers; making them anew at each use would cost more than holding them
+
+
 class Seed:
-    """The record of a perturbed leaf: rows come from a source at each use and are not held here."""
+    """The record of a perturbed leaf: rows come from a source at each use, and only small ones are held."""
 
     def __init__(self, tensor: Tensor, source: Source, label: str) -> None:
         self._source = source
+        self._held: Tensor | None = None
         self._shape = geometry(tensor)
         self.label = label
         self.used = False
@@ -129,10 +133,18 @@ class Seed:
     def read(self, tensor: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Tangent and second rows of ``tensor``, a view of the leaf."""
         if geometry(tensor) == self._shape:
-            return self._source.tangent(), self._source.second()
+            return self._tangent(), self._source.second()
         return self.record(tensor).read(tensor)
 
     def record(self, tensor: Tensor) -> Record:
         """The leaf's rows as an ordinary record, for views and writes."""
         leaf = tensor.as_strided(*self._shape)
-        return Record(leaf, self._source.tangent(), self._source.second())
+        return Record(leaf, self._tangent(), self._source.second())
+
+    def _tangent(self) -> Tensor:
+        if self._held is not None:
+            return self._held
+        rows = self._source.tangent()
+        if rows.numel() <= _SMALL:
+            self._held = rows
+        return rows

@@ -1,4 +1,4 @@
-"""The command line: ``jetplane demo`` and ``jetplane coverage``."""
+"""The command line: ``jetplane demo``, ``jetplane coverage`` and ``jetplane rosenbrock``."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 
 import jetplane
 
-from . import coverage, demo
+from . import coverage, demo, rosenbrock
 
 __all__ = ["main"]
 
-_COMMANDS = (demo, coverage)
+_COMMANDS = (demo, coverage, rosenbrock)
 
 
 class _Parser(argparse.ArgumentParser):

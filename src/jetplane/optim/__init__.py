@@ -1,0 +1,22 @@
+"""Optimizers that search a plane: directions x curvature x solver, with the manners of torch.optim."""
+
+from .acceptance import Acceptance
+from .hyperplane import HyperplaneSearch
+from .minimize import minimize
+from .named import FGD, FoMoH, FoMoHBP, FoMoHKD, Newton
+from .report import Report
+from .result import Ending, Result
+
+__all__ = [
+    "FGD",
+    "Acceptance",
+    "Ending",
+    "FoMoH",
+    "FoMoHBP",
+    "FoMoHKD",
+    "HyperplaneSearch",
+    "Newton",
+    "Report",
+    "Result",
+    "minimize",
+]

@@ -1,0 +1,370 @@
+"""The optimizer: directions x curvature x solver, with the manners of torch.optim."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..ad.jet import Quadratic
+from ..ad.passes import check_leaf
+from ..curvature import Curvature
+from ..directions import Family, Plane
+from ..errors import OptimizationStalled
+from ..solvers import Adaptive, Solver, Status
+from .acceptance import Acceptance, Finite
+from .program import Program, as_closures
+from .report import Report
+from .scaled import Scaled, clipped, finite, update
+
+__all__ = ["HyperplaneSearch"]
+
+
+class HyperplaneSearch(torch.optim.Optimizer):
+    r"""Search the plane of K directions for the minimum of the loss's quadratic model there.
+
+    With directions v_k, slope g_k = v_k . grad f and curvature H_kl = v_k^T (Hess f) v_l, all from one forward pass,
+    the solver chooses coefficients c, and
+
+        theta += lr * sum_k c_k v_k.
+
+    Groups with lr_g move along s_g v_k, where s_g = lr_g / lr and lr is the largest of the lr_g: the directions are
+    stretched before slope and curvature are measured, so the predicted decrease is that of the step which is taken.
+    (Where the directions span the whole space, as Newton's, a solver that finds the minimum of the plane finds the same
+    one however they are stretched: only the largest lr counts.)
+
+    ``samples`` planes are drawn and their updates averaged. ``weight_decay`` is decoupled: theta *= 1 - lr_g *
+    weight_decay. ``clip`` bounds the length of the update over all parameters. ``accept`` tests a step before it is
+    taken. A step that is not finite, or not accepted, leaves the parameters as they are and its reason in
+    ``report.status``; ``patience`` such steps in a row raise :class:`jetplane.errors.OptimizationStalled` (None:
+    never). ``chunk_size`` bounds how many directions travel together. An adaptive solver has the loss evaluated at the
+    end of each step, so that it can follow how well its model predicts.
+
+    Directions are a function of (``seed``, step, sample, parameter, row); torch's generators play no part. Seed, step
+    and the state of an adaptive solver are plain numbers in ``param_groups``, so ``state_dict`` resumes bit by bit.
+
+    Example:
+        >>> from jetplane.curvature import ExactHessian
+        >>> from jetplane.directions import Orthonormal
+        >>> from jetplane.solvers import SaddleFree
+        >>> x = torch.tensor([3.0, -2.0], dtype=torch.float64, requires_grad=True)
+        >>> opt = HyperplaneSearch([x], 1.0, Orthonormal(2), ExactHessian(), SaddleFree())
+        >>> loss = opt.step(lambda: (x - 1).square().sum())
+        >>> float(loss), opt.report.status.name
+        (13.0, 'OK')
+        >>> torch.testing.assert_close(x.detach(), torch.ones(2, dtype=torch.float64))
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor,
+        directions: Family,
+        curvature: Curvature,
+        solver: Solver,
+        *,
+        seed: int = 0,
+        samples: int = 1,
+        weight_decay: float = 0.0,
+        clip: float | None = None,
+        maximize: bool = False,
+        accept: Acceptance | None = None,
+        patience: int | None = 10,
+        chunk_size: int | None = None,
+    ) -> None:
+        _check_parts(directions, curvature, solver, accept)
+        _check_whole("seed", seed, 0, 2**64 - 1)
+        _check_whole("samples", samples, 1, 2**16)
+        if clip is not None and not clip > 0:
+            raise ValueError(f"clip is {clip!r}; expected a positive length or None.")
+        if patience is not None:
+            _check_whole("patience", patience, 1)
+        if chunk_size is not None:
+            _check_whole("chunk_size", chunk_size, 1)
+        self.directions, self.curvature, self.solver = directions, curvature, solver
+        self.samples, self.clip, self.maximize = samples, clip, maximize
+        self.accept, self.patience, self.chunk_size = accept, patience, chunk_size
+        self._report: Report | None = None
+        self._ready = False  # all groups of the constructor are there
+        defaults: dict[str, Any] = {
+            "lr": lr,
+            "weight_decay": weight_decay,
+            "seed": seed,
+            "step": 0,
+            "bad": 0,
+            "solver_state": float(solver.state) if isinstance(solver, Adaptive) else None,
+        }
+        _check_group(defaults)
+        if not isinstance(params, Tensor):
+            params = list(params)
+            if not params:
+                raise ValueError("the parameter list is empty; expected at least one tensor to optimize.")
+        super().__init__(params, defaults)
+        self._check(self._moving())
+        self._ready = True
+
+    # -- the surface of torch.optim ---------------------------------------------------------------------------------
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group with options of its own (lr, weight_decay)."""
+        groups = getattr(self, "param_groups", [])
+        if isinstance(param_group, dict) and not isinstance(param_group.get("params"), Tensor | set | None):
+            param_group = {**param_group, "params": list(param_group["params"])}
+            _check_distinct(param_group["params"], groups)
+        before = len(groups)
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        try:
+            _check_group(group)
+            for leaf, label in zip(group["params"], _labels(group, "the new group's "), strict=True):
+                check_leaf(leaf, label)
+            for name in ("seed", "step", "bad", "solver_state"):
+                group[name] = self.param_groups[0][name]
+            if self._ready:
+                self._check(self._moving())
+        except Exception:
+            del self.param_groups[before:]
+            raise
+
+    def __getstate__(self) -> dict[str, Any]:
+        # torch's keeps no attributes, so a copy would have no directions
+        names = ("directions", "curvature", "solver", "samples", "clip", "maximize", "accept", "patience", "chunk_size")
+        return {**super().__getstate__(), **{name: getattr(self, name) for name in (*names, "_report", "_ready")}}
+
+    @property
+    def report(self) -> Report:
+        """What the last step found and did."""
+        if self._report is None:
+            raise RuntimeError("there is no report before the first step; expected a call of step.")
+        return self._report
+
+    def step(self, closure: Any = None, *batch: Any) -> Tensor:  # type: ignore[override]
+        """Take one step, and return the loss before it.
+
+        ``closure`` returns the loss as a scalar tensor and never calls backward. Or: a function of ``batch`` that
+        returns it; or a list of closures, one for each part of a batch, whose losses are averaged (their sum divided by
+        their number). Wherever a closure runs more than once it sees the same random numbers and buffers, and the
+        buffers are updated once.
+        """
+        closures = as_closures(closure, batch)
+        moving = self._moving()
+        self._check(moving)
+        if not moving:
+            raise ValueError("no parameter requires grad; expected at least one that can move.")
+        evaluates = self.accept is not None or isinstance(self.solver, Adaptive)
+        leaves = [one.tensor for one in moving]
+        repeats = evaluates or self.samples > 1 or self.chunk_size is not None
+        program = Program(closures, leaves, [one.label for one in moving], repeats)
+        with torch.no_grad():
+            report, deltas = self._search(program, moving, evaluates)
+            if report.status is Status.OK and not self._apply(moving, deltas, program.used):
+                report = report._replace(status=Status.NONFINITE)
+        self._finish(report)
+        return report.loss
+
+    # -- one step ---------------------------------------------------------------------------------------------------
+
+    def _search(self, program: Program, moving: list[Moving], evaluates: bool) -> tuple[Report, list[Tensor]]:
+        """What the step is to be, before anything has changed."""
+        lr = max(one.lr for one in moving)
+        leaves = [one.tensor for one in moving]
+        sign = -1.0 if self.maximize else 1.0
+        drawn = [self._draw(program, moving, sample) for sample in range(self.samples)]
+        models = [program.quadratic(plane, self.curvature, self.chunk_size) * sign for plane in drawn]
+        solver = self._current()
+        steps = [solver(model) for model in models]
+        if not any(program.used):
+            raise ValueError("the closure uses none of the parameters; expected a loss that depends on them.")
+        status = next((step.status for step in steps if step.status is not Status.OK), Status.OK)
+        coefficients = torch.stack([step.coefficients for step in steps])
+        loss = models[0].loss
+        if not finite([loss, coefficients, *(model.slope for model in models)]):
+            status = Status.NONFINITE
+        factor, actual, deltas = 1.0, None, []
+        if status is Status.OK:
+            shares = coefficients * (lr / self.samples)
+            deltas = update(list(zip(drawn, shares, strict=True)), leaves, program.used, self.chunk_size)
+            if not finite(deltas):
+                status = Status.NONFINITE
+            elif self.clip is not None:
+                factor = clipped(deltas, self.clip)
+        if status is Status.OK and evaluates:
+            factor, actual, status = self._try(program, models, coefficients * lr, deltas, factor)
+        if factor != 1.0:
+            deltas = [delta.mul_(factor) for delta in deltas]
+        one = self.samples == 1
+        report = Report(
+            loss=loss * sign,
+            slope=_joined([model.slope * sign for model in models], one),
+            curvature=_joined([model.curvature * sign for model in models], one),
+            coefficients=_joined(list(coefficients * factor), one),
+            predicted=_predicted(models, coefficients * (lr * factor)),
+            actual=actual,
+            status=status,
+            evaluations=program.evaluations,
+        )
+        return report, deltas
+
+    def _draw(self, program: Program, moving: list[Moving], sample: int) -> Scaled:
+        """The directions of one plane, stretched by the groups' learning rates relative to the largest."""
+        leaves, largest = [one.tensor for one in moving], max(one.lr for one in moving)
+        group = self.param_groups[0]
+        rows = self.directions.draw(Plane(group["seed"], group["step"], sample, leaves, program.gradient))
+        scales = [one.lr / largest if largest else 1.0 for one in moving]
+        return Scaled(rows, scales, [one.label for one in moving])
+
+    def _try(
+        self, program: Program, models: list[Quadratic], coefficients: Tensor, deltas: list[Tensor], factor: float
+    ) -> tuple[float, Tensor, Status]:
+        """The factor with which the step passes the test, the decrease there, and OK or REJECTED."""
+        test = self.accept or Finite()
+        sign = -1.0 if self.maximize else 1.0
+        with program.trials() as loss_at:
+            for attempt in range(test.backtracks + 1):
+                factor = factor / 2 if attempt else factor
+                actual = models[0].loss - sign * loss_at(deltas, factor)
+                predicted = _predicted(models, coefficients * factor)
+                if not attempt:
+                    self._adapt(predicted, actual)
+                if test.holds(float(predicted), float(actual)):
+                    return factor, actual, Status.OK
+        return factor, actual, Status.REJECTED
+
+    def _apply(self, moving: list[Moving], deltas: list[Tensor], used: list[bool]) -> bool:
+        """Move the parameters, or none of them where one would not be finite."""
+        chosen = [(one, delta) for one, delta, read in zip(moving, deltas, used, strict=True) if read]
+        for one, delta in chosen:
+            delta.add_(one.tensor, alpha=1.0 - one.lr * one.decay)
+        if not finite([delta for _, delta in chosen]):
+            return False
+        for one, moved in chosen:
+            one.tensor.copy_(moved)
+        return True
+
+    def _finish(self, report: Report) -> None:
+        self._report = report
+        bad = 0 if report.status is Status.OK else self.param_groups[0]["bad"] + 1
+        for group in self.param_groups:
+            group["step"] += 1
+            group["bad"] = bad
+        if self.patience is not None and bad >= self.patience:
+            for group in self.param_groups:
+                group["bad"] = 0
+            raise OptimizationStalled(
+                f"{bad} steps in a row did not move the parameters, the last with status {report.status.name}; "
+                "expected fewer, or a larger patience."
+            )
+
+    # -- adaptive solvers -------------------------------------------------------------------------------------------
+
+    def _current(self) -> Solver:
+        """The solver with the state that it has reached."""
+        if isinstance(self.solver, Adaptive) and self.param_groups[0]["solver_state"] is not None:
+            return self.solver.at(self.param_groups[0]["solver_state"])
+        return self.solver
+
+    def _adapt(self, predicted: Tensor, actual: Tensor) -> None:
+        solver = self._current()
+        if isinstance(solver, Adaptive):
+            state = float(solver.update(solver.state, predicted, actual))
+            for group in self.param_groups:
+                group["solver_state"] = state
+
+    # -- parameters -------------------------------------------------------------------------------------------------
+
+    def _moving(self) -> list[Moving]:
+        """The parameters that require grad, with the numbers of their groups."""
+        moving = []
+        for number, group in enumerate(self.param_groups):
+            _check_group(group)
+            labels = _labels(group, f"group {number}'s " if len(self.param_groups) > 1 else "")
+            for leaf, label in zip(group["params"], labels, strict=True):
+                if leaf.requires_grad:
+                    moving.append(Moving(leaf, label, float(group["lr"]), float(group["weight_decay"])))
+        return moving
+
+    def _check(self, moving: list[Moving]) -> None:
+        """Raise unless these parameters can be moved together."""
+        for one in moving:
+            if one.tensor.device != moving[0].tensor.device:
+                raise ValueError(
+                    f"{one.label} is on {one.tensor.device} and {moving[0].label} on {moving[0].tensor.device}; "
+                    "expected all parameters on one device."
+                )
+        if not moving:
+            return
+        leaves = [one.tensor for one in moving]
+        count, size = self.directions.count(leaves), sum(leaf.numel() for leaf in leaves)
+        if count > size:
+            raise ValueError(f"k is {count}, but the parameters have {size} entries; expected at most as many.")
+
+
+@dataclass(frozen=True)
+class Moving:
+    """A parameter that moves."""
+
+    tensor: Tensor
+    label: str
+    lr: float
+    decay: float
+
+
+def _joined(parts: list[Tensor], one: bool) -> Tensor:
+    return parts[0] if one else torch.stack(parts)
+
+
+def _predicted(models: list[Quadratic], coefficients: Tensor) -> Tensor:
+    """The mean over planes of -(slope . c + c . H c / 2)."""
+    parts = [-(m.slope @ c + c @ m.curvature @ c / 2) for m, c in zip(models, coefficients, strict=True)]
+    return torch.stack(parts).mean()
+
+
+# -- checks of what the user gives --------------------------------------------------------------------------------
+
+
+def _check_parts(directions: object, curvature: object, solver: object, accept: object) -> None:
+    if not isinstance(directions, Family):
+        name = type(directions).__name__
+        raise TypeError(f"directions are {name}; expected a family of directions such as Gaussian(k).")
+    if not isinstance(curvature, Curvature):
+        raise TypeError(f"curvature is {type(curvature).__name__}; expected ExactHessian() or NoCurvature().")
+    if not callable(solver):
+        raise TypeError(f"solver is {type(solver).__name__}; expected a solver such as JitteredInverse().")
+    if accept is not None and not isinstance(accept, Acceptance):
+        raise TypeError(f"accept is {type(accept).__name__}; expected an Acceptance or None.")
+
+
+def _check_whole(name: str, value: object, least: int, most: int | None = None) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{name} is {value!r}; expected a whole number.")
+    if value < least or (most is not None and value > most):
+        upper = "" if most is None else f" to {most}"
+        raise ValueError(f"{name} is {value}; expected a whole number from {least}{upper}.")
+
+
+def _check_group(group: dict[str, Any]) -> None:
+    for name in ("lr", "weight_decay"):
+        try:
+            value = float(group[name])
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"{name} is {group[name]!r}; expected a number.") from error
+        if not (math.isfinite(value) and value >= 0):
+            raise ValueError(f"{name} is {value}; expected a finite number that is not negative.")
+
+
+def _check_distinct(params: list[Any], groups: list[dict[str, Any]]) -> None:
+    seen = {id(leaf): "another group" for group in groups for leaf in group["params"]}
+    for position, entry in enumerate(params):
+        name, leaf = entry if isinstance(entry, tuple) else (f"parameter {position}", entry)
+        if id(leaf) in seen:
+            raise ValueError(f"{name} is in {seen[id(leaf)]} already; expected each parameter once.")
+        seen[id(leaf)] = "the parameter list"
+
+
+def _labels(group: dict[str, Any], prefix: str) -> list[str]:
+    names = group.get("param_names") or [f"parameter {i}" for i in range(len(group["params"]))]
+    return [prefix + name for name in names]

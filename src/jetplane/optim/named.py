@@ -1,0 +1,152 @@
+"""The paper's methods and their baselines, put together from the parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypedDict, Unpack
+
+from torch import Tensor
+
+from ..curvature import ExactHessian, NoCurvature
+from ..directions import Coordinate, Gaussian, Gradient
+from ..solvers import AbsoluteCurvature, JitteredInverse, NegativeSlope, Solver
+from .acceptance import Acceptance
+from .hyperplane import HyperplaneSearch, Moving
+
+__all__ = ["FGD", "FoMoH", "FoMoHBP", "FoMoHKD", "Newton", "Options"]
+
+_ABSOLUTE, _INVERSE = AbsoluteCurvature(), JitteredInverse()
+
+
+class Options(TypedDict, total=False):
+    """What all optimizers take; :class:`HyperplaneSearch` says what each is."""
+
+    seed: int
+    samples: int
+    weight_decay: float
+    clip: float | None
+    maximize: bool
+    accept: Acceptance | None
+    patience: int | None
+    chunk_size: int | None
+
+
+class FGD(HyperplaneSearch):
+    """Forward gradient descent: theta -= lr * mean_k (v_k . grad f) v_k with normal v_k.
+
+    The mean over directions is an unbiased estimate of the gradient, for any K.
+
+    Example:
+        >>> x = torch.tensor([3.0, 4.0], requires_grad=True)
+        >>> opt = FGD([x], lr=0.1)
+        >>> losses = [float(opt.step(lambda: x.square().sum())) for _ in range(100)]
+        >>> assert losses[-1] < 1e-3 * losses[0]
+    """
+
+    def __init__(
+        self, params: Iterable[Any], lr: float | Tensor = 1e-3, k: int = 1, **options: Unpack[Options]
+    ) -> None:
+        directions = Gaussian(k)  # checks k
+        super().__init__(params, lr, directions, NoCurvature(), NegativeSlope(1 / k), **options)
+
+
+class FoMoH(HyperplaneSearch):
+    """Forward-mode second-order line search: theta -= lr * (v . grad f) / (|v^T H v| + eps) v with a normal v.
+
+    Example:
+        >>> x = torch.tensor([3.0, 4.0], requires_grad=True)
+        >>> opt = FoMoH([x])
+        >>> losses = [float(opt.step(lambda: x.square().sum())) for _ in range(100)]
+        >>> assert losses[-1] < 1e-6 * losses[0]
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor = 1.0,
+        *,
+        solver: Solver = _ABSOLUTE,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(params, lr, Gaussian(1), ExactHessian(), solver, **options)
+
+
+class FoMoHBP(HyperplaneSearch):
+    """FoMoH along the gradient: theta -= lr * (g . g) / (|g^T H g| + eps) g, with one backward pass for g.
+
+    Example:
+        >>> x = torch.tensor([3.0, 4.0], requires_grad=True)
+        >>> loss = FoMoHBP([x]).step(lambda: x.square().sum())
+        >>> assert float(x.detach().norm()) < 1e-5
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor = 1.0,
+        *,
+        solver: Solver = _ABSOLUTE,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(params, lr, Gradient(), ExactHessian(), solver, **options)
+
+
+class FoMoHKD(HyperplaneSearch):
+    """Newton's step in the plane of K normal directions: theta -= lr * V^T (V H V^T)^-1 V grad f.
+
+    The paper's solver goes to the stationary point of the plane, which is a maximum or a saddle where the projected
+    Hessian is not positive definite; ``solver=SaddleFree()`` (or Damped, TrustRegion, Cubic) descends always.
+
+    Example:
+        >>> x = torch.tensor([3.0, 4.0], dtype=torch.float64, requires_grad=True)
+        >>> loss = FoMoHKD([x], k=2).step(lambda: (x[0] - x[1]) ** 2 + x.square().sum())
+        >>> assert float(x.detach().norm()) < 1e-12
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor = 1.0,
+        k: int = 2,
+        *,
+        solver: Solver = _INVERSE,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(params, lr, Gaussian(k), ExactHessian(), solver, **options)
+
+
+class Newton(HyperplaneSearch):
+    """Newton's method: theta -= lr * H^-1 grad f, from forward passes with K = D. For small D only.
+
+    More than ``max_dim`` entries are refused, for the full Hessian is computed.
+
+    Example:
+        >>> x = torch.tensor([3.0, 4.0], requires_grad=True)
+        >>> loss = Newton([x]).step(lambda: (x - 1).square().sum())
+        >>> x.detach()
+        tensor([1., 1.])
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor = 1.0,
+        *,
+        solver: Solver = _INVERSE,
+        max_dim: int = 2000,
+        **options: Unpack[Options],
+    ) -> None:
+        self.max_dim = max_dim
+        super().__init__(params, lr, Coordinate(), ExactHessian(), solver, **options)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "max_dim": self.max_dim}
+
+    def _check(self, moving: list[Moving]) -> None:
+        super()._check(moving)
+        size = sum(one.tensor.numel() for one in moving)
+        if size > self.max_dim:
+            raise ValueError(
+                f"the parameters have {size} entries, and Newton computes their whole Hessian; expected at most "
+                f"{self.max_dim}, a larger max_dim, or FoMoHKD."
+            )

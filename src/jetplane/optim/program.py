@@ -1,0 +1,181 @@
+"""The closures of one step, run as one program: for their quadratic model, their gradient, or their loss alone."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..ad.directions import Directions, Leaf
+from ..ad.jet import Jet, Quadratic
+from ..ad.passes import Chunk, Pass, assemble, chunks
+from ..ad.replay import Replay
+from ..curvature import Curvature
+from .scaled import Unwatched
+
+Closure = Callable[[], Any]
+
+_NO_GRAPH = "does not require grad and does not have a grad_fn"
+_BACKWARD = (
+    "the closure calls backward, which a step does not use; expected a closure that only returns the loss "
+    "(derivatives inside the loss itself need torch.autograd.grad under torch.enable_grad())."
+)
+
+
+def as_closures(closure: Any, batch: tuple[Any, ...]) -> list[Closure]:
+    """The closures that the arguments of ``step`` mean: a closure, a function with its batch, or a list of closures."""
+    if callable(closure):
+        return [partial(closure, *batch)] if batch else [closure]
+    if not isinstance(closure, Sequence):
+        name = type(closure).__name__
+        raise TypeError(f"step got {name}; expected a closure that returns the loss, or a list of such closures.")
+    if batch:
+        raise TypeError("step got a list of closures and a batch; expected closures without arguments.")
+    if not closure:
+        raise ValueError("step got an empty list of closures; expected at least one.")
+    for position, one in enumerate(closure):
+        if not callable(one):
+            name = type(one).__name__
+            raise TypeError(f"closure {position} of the list is {name}; expected a closure that returns the loss.")
+    return list(closure)
+
+
+class Program:
+    """The mean of the closures' losses as a function of the leaves.
+
+    Every run sees the same random numbers and buffers, which afterwards are as after a single run. ``repeats`` says
+    that there will be more than one run: only then is the memory that the closures write watched.
+    """
+
+    def __init__(self, closures: Sequence[Closure], leaves: Sequence[Tensor], labels: Sequence[str], repeats: bool):
+        self._closures = closures
+        self._leaves = leaves
+        self._labels = labels
+        self._repeats = repeats
+        self._replay = Replay(leaf.device for leaf in leaves)
+        self._unused = set(labels)
+        self._graphless = False
+        self.evaluations = 0
+
+    @property
+    def used(self) -> list[bool]:
+        """For each leaf, whether the closures have read it."""
+        return [label not in self._unused for label in self._labels]
+
+    def quadratic(self, directions: Directions, curvature: Curvature, chunk_size: int | None) -> Quadratic:
+        """The quadratic model of the mean loss in the plane of ``directions``."""
+        directions = Unwatched(directions, self._replay)
+        pairs = curvature.pairs(directions.k)
+        work = chunks(pairs, chunk_size)
+        parts = [self._run(partial(self._jet, directions, chunk)) for chunk in work]
+        models = [
+            curvature.model(assemble(pairs, list(zip(work, jets, strict=True))), pairs)
+            for jets in zip(*parts, strict=True)
+        ]
+        if self._graphless and any(self.used):
+            raise ValueError(
+                "the loss has no graph for the backward pass, though it uses the parameters; expected a closure that "
+                "does not switch autograd off."
+            )
+        total = sum(models[1:], models[0])
+        return total / len(models) if len(models) > 1 else total
+
+    def gradient(self) -> list[Tensor]:
+        """The gradient of the mean loss, by one backward pass."""
+        self._repeats = True
+        total: list[Tensor] = []
+
+        def add(closure: Closure) -> None:
+            parts = self._gradient(closure)
+            total[:] = [a + b for a, b in zip(total, parts, strict=True)] if total else parts
+
+        count = len(self._run(add))
+        return [part / count for part in total] if count > 1 else total
+
+    @contextlib.contextmanager
+    def trials(self) -> Iterator[Callable[[Sequence[Tensor], float], Tensor]]:
+        """A function for the loss at leaves + scale * deltas; leaves and buffers are put back afterwards."""
+        saved = [leaf.detach().clone() for leaf in self._leaves]
+        self._replay.keep()
+
+        def loss_at(deltas: Sequence[Tensor], scale: float) -> Tensor:
+            for leaf, start, delta in zip(self._leaves, saved, deltas, strict=True):
+                leaf.copy_(start + scale * delta)
+            torch.clear_autocast_cache()  # it would hold casts of the parameters before they moved
+            losses = self._run(self._loss)
+            return sum(losses[1:], losses[0]) / len(losses)
+
+        try:
+            yield loss_at
+        finally:
+            for leaf, start in zip(self._leaves, saved, strict=True):
+                leaf.copy_(start)
+            torch.clear_autocast_cache()
+            self._replay.settle()
+
+    def _run(self, one: Callable[[Closure], Any]) -> list[Any]:
+        """``one`` for each of the closures."""
+
+        def program() -> list[Any]:
+            return [one(closure) for closure in self._closures]
+
+        with _no_backward(self._leaves):
+            return self._replay.run(program) if self._repeats else program()
+
+    def _jet(self, directions: Directions, chunk: Chunk, closure: Closure) -> Jet:
+        one = Pass(chunk.pairs)
+        for position, (leaf, label) in enumerate(zip(self._leaves, self._labels, strict=True)):
+            one.perturb(Leaf(leaf, position, directions, chunk.rows), label)
+        with torch.no_grad(), one.running():
+            loss = self._call(closure).clone()  # the loss may be a parameter itself, which is going to move
+        self._unused &= set(one.unused())
+        return one.jet(loss)
+
+    def _gradient(self, closure: Closure) -> list[Tensor]:
+        with torch.inference_mode(False), torch.enable_grad():
+            loss = self._call(closure)
+            if not loss.requires_grad:
+                self._graphless = True
+                return [torch.zeros_like(leaf) for leaf in self._leaves]
+            parts = torch.autograd.grad(loss.reshape(()), list(self._leaves), allow_unused=True, materialize_grads=True)
+        return list(parts)
+
+    def _loss(self, closure: Closure) -> Tensor:
+        with torch.no_grad():
+            return self._call(closure).detach().reshape(()).clone()
+
+    def _call(self, closure: Closure) -> Tensor:
+        self.evaluations += 1
+        loss = closure()
+        if not isinstance(loss, Tensor):
+            what = "None" if loss is None else f"{type(loss).__name__} {loss!r}"
+            raise TypeError(f"the closure returned {what}; expected the loss as a scalar tensor.")
+        if loss.numel() != 1:
+            raise ValueError(f"the closure returned a tensor of shape {tuple(loss.shape)}; expected a scalar loss.")
+        if not loss.is_floating_point():
+            raise TypeError(f"the closure returned a tensor of dtype {loss.dtype}; expected a floating-point loss.")
+        return loss
+
+
+@contextlib.contextmanager
+def _no_backward(leaves: Sequence[Tensor]) -> Iterator[None]:
+    """Refuse closures that call backward, and keep the leaves' ``grad`` as it is."""
+    grads = [leaf.grad for leaf in leaves]
+    for leaf in leaves:
+        leaf.grad = None
+    try:
+        yield
+        called = any(leaf.grad is not None for leaf in leaves)
+    except RuntimeError as error:
+        if _NO_GRAPH in str(error) or any(leaf.grad is not None for leaf in leaves):
+            raise ValueError(_BACKWARD) from error
+        raise
+    finally:
+        for leaf, grad in zip(leaves, grads, strict=True):
+            leaf.grad = grad
+    if called:
+        raise ValueError(_BACKWARD)

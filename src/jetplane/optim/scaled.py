@@ -1,0 +1,98 @@
+"""Directions stretched by the relative learning rates of the groups, and the update that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..ad.directions import Directions
+from ..ad.replay import Replay
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """The directions s_g v_k: each tensor's rows are multiplied by the scale of its group."""
+
+    directions: Directions
+    scales: Sequence[float]  # one for each tensor
+    labels: Sequence[str]
+
+    @property
+    def k(self) -> int:
+        return self.directions.k
+
+    def rows(self, position: int, like: Tensor, start: int, stop: int) -> Tensor:
+        rows = self.directions.rows(position, like, start, stop)
+        expected = (stop - start, *like.shape)
+        if tuple(rows.shape) != expected or rows.dtype != like.dtype or rows.device != like.device:
+            raise ValueError(
+                f"directions for {self.labels[position]} are {tuple(rows.shape)} {rows.dtype} on {rows.device}; "
+                f"expected {expected} {like.dtype} on {like.device}."
+            )
+        scale = self.scales[position]
+        return rows if scale == 1.0 else rows * scale
+
+    def combine(self, coefficients: Tensor, position: int, like: Tensor, block: int) -> Tensor:
+        """sum_k c_k v_k for one tensor, ``block`` rows at a time: (*S)."""
+        total: Tensor | None = None
+        for start in range(0, self.k, block):
+            stop = min(start + block, self.k)
+            part = torch.tensordot(coefficients[start:stop].to(like), self.rows(position, like, start, stop), dims=1)
+            total = part if total is None else total.add_(part)
+        assert total is not None
+        return total
+
+
+def update(
+    planes: Sequence[tuple[Scaled, Tensor]], leaves: Sequence[Tensor], used: Sequence[bool], block: int | None
+) -> list[Tensor]:
+    """The sum over planes of sum_k c_k v_k, one tensor like each of the leaves, made tensor by tensor.
+
+    Zero for leaves that the closures do not use: the model says nothing of them.
+    """
+    deltas = []
+    for position, (leaf, read) in enumerate(zip(leaves, used, strict=True)):
+        like = leaf.detach()
+        if not read:
+            deltas.append(torch.zeros_like(like))
+            continue
+        parts = [scaled.combine(c, position, like, block or scaled.k) for scaled, c in planes]
+        deltas.append(sum(parts[1:], parts[0]))
+    return deltas
+
+
+def clipped(deltas: Sequence[Tensor], limit: float) -> float:
+    """The factor that brings the length of the whole update down to ``limit``.
+
+    Example:
+        >>> clipped([torch.tensor([3.0]), torch.tensor([4.0])], 1.0)
+        0.2
+    """
+    # in float64: the squares of float32 numbers may overflow
+    lengths = torch.stack([torch.linalg.vector_norm(delta, dtype=torch.float64) for delta in deltas])
+    length = float(torch.linalg.vector_norm(lengths))
+    return limit / length if length > limit else 1.0
+
+
+def finite(tensors: Sequence[Tensor]) -> bool:
+    """Whether every entry of all tensors is finite."""
+    return bool(torch.stack([torch.isfinite(tensor).all() for tensor in tensors]).all())
+
+
+@dataclass(frozen=True)
+class Unwatched:
+    """Lazy directions made while the replay looks away: they take hundreds of small operations, and write nothing."""
+
+    directions: Directions
+    replay: Replay
+
+    @property
+    def k(self) -> int:
+        return self.directions.k
+
+    def rows(self, position: int, like: Tensor, start: int, stop: int) -> Tensor:
+        with self.replay.unwatched():
+            return self.directions.rows(position, like, start, stop)

@@ -1,0 +1,27 @@
+"""Solvers: each one finds the step in a plane from the quadratic model there.
+
+All but `JitteredInverse` descend: ``coefficients @ slope < 0`` for every finite, non-zero slope.
+"""
+
+from .base import Adaptive, Solver, Status, Step
+from .cubic import Cubic
+from .damped import Damped
+from .inverse import JitteredInverse
+from .line import AbsoluteCurvature, NegativeSlope
+from .spectral import SaddleFree, SoftAbs
+from .trust import TrustRegion
+
+__all__ = [
+    "AbsoluteCurvature",
+    "Adaptive",
+    "Cubic",
+    "Damped",
+    "JitteredInverse",
+    "NegativeSlope",
+    "SaddleFree",
+    "SoftAbs",
+    "Solver",
+    "Status",
+    "Step",
+    "TrustRegion",
+]

@@ -1,0 +1,161 @@
+"""What a solver is given and gives, and what all of them share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from enum import Enum
+from typing import ClassVar, NamedTuple, Protocol, Self, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from ..ad.jet import Quadratic
+
+
+class Status(Enum):
+    """How a step came out."""
+
+    OK = "ok"
+    NONFINITE = "the loss, slope, curvature or step is not finite"
+    SINGULAR = "the curvature is singular, or could not be factorised"
+    FLAT = "the slope is zero, or there is no curvature to divide by"
+    REJECTED = "the step did not decrease the loss enough"
+
+
+class Step(NamedTuple):
+    """A step in the plane: theta moves by sum_k c_k v_k."""
+
+    coefficients: Tensor  # (K,), zero unless the status is OK
+    status: Status
+    predicted: Tensor  # (), the model's decrease -(g @ c + c @ H @ c / 2)
+
+
+@runtime_checkable
+class Solver(Protocol):
+    """Finds the step in a plane from the quadratic model there: a small frozen callable part of an optimizer.
+
+    Solvers never raise on numbers: they give zero coefficients and say why.
+    """
+
+    descends: ClassVar[bool]  # coefficients @ slope < 0 for every finite, non-zero slope
+
+    def __call__(self, model: Quadratic) -> Step: ...
+
+
+@runtime_checkable
+class Adaptive(Solver, Protocol):
+    """A solver with one number (damping, radius, sigma) that follows how well the model predicts.
+
+    The number lives with the caller: ``solver.at(state)(model)`` solves with it, and
+    ``state = solver.update(state, predicted, actual)`` follows each step; ``solver.state`` is where it begins.
+    """
+
+    @property
+    def state(self) -> float: ...
+
+    def at(self, state: float) -> Self: ...
+
+    def update(self, state: float, predicted: float | Tensor, actual: float | Tensor) -> float: ...
+
+
+class Plain(NamedTuple):
+    """A finite model with a non-zero slope, in float64 on the CPU."""
+
+    slope: Tensor  # (K,)
+    curvature: Tensor  # (K, K)
+
+
+class Failure(NamedTuple):
+    """Why there are no coefficients."""
+
+    status: Status
+
+
+Method = Callable[[Plain], "Tensor | Failure"]
+
+
+def solve(model: Quadratic, method: Method, *, descends: bool, limit: float = math.inf) -> Step:
+    """The step that ``method`` finds in float64, in the model's dtype and on its device, checked.
+
+    Where rounding would turn a descending step uphill, it is replaced by the Cauchy step along -g, which has at most
+    the length ``limit``.
+    """
+    like = model.slope.detach()
+    plain = Plain(*(part.detach().to("cpu", torch.float64) for part in (model.slope, model.curvature)))
+    if not (_finite(model.loss) and _finite(plain.slope) and _finite(plain.curvature)):
+        return _stay(like, Status.NONFINITE)
+    if not bool(plain.slope.any()):
+        return _stay(like, Status.FLAT)
+    found = method(plain)
+    if isinstance(found, Failure):
+        return _stay(like, found.status)
+    coefficients = found.to(like)
+    if descends and _finite(coefficients) and not bool(coefficients @ like < 0):
+        found = _cauchy(plain, limit)
+        coefficients = found.to(like)
+    predicted = predict(plain, found).to(like)
+    if not (_finite(coefficients) and _finite(predicted)):
+        return _stay(like, Status.NONFINITE)
+    return Step(coefficients, Status.OK, predicted)
+
+
+def predict(plain: Plain, coefficients: Tensor) -> Tensor:
+    """-(g @ c + c @ H @ c / 2)"""
+    return -(plain.slope @ coefficients + coefficients @ plain.curvature @ coefficients / 2)
+
+
+def _stay(like: Tensor, status: Status) -> Step:
+    return Step(torch.zeros_like(like), status, like.new_zeros(()))
+
+
+def _finite(tensor: Tensor) -> bool:
+    return bool(torch.isfinite(tensor.detach()).all())
+
+
+def _cauchy(plain: Plain, limit: float) -> Tensor:
+    """-t g with t = |g|^2 / |g @ H @ g|, or as long as the limit allows."""
+    unit = plain.slope / plain.slope.abs().max()
+    unit = unit / unit.norm()
+    curvature = float((unit @ plain.curvature @ unit).abs())
+    slope = float(plain.slope @ unit)
+    return -unit * min(limit, slope / curvature if curvature > 0 else slope)
+
+
+def length(vectors: Tensor) -> Tensor:
+    """The length of vectors (..., K), whose squares neither overflow nor vanish."""
+    numbers = torch.finfo(vectors.dtype)
+    largest = vectors.abs().amax(-1).clamp(numbers.tiny, numbers.max)
+    return (vectors / largest.unsqueeze(-1)).norm(dim=-1) * largest
+
+
+class Spectrum(NamedTuple):
+    """H = Q diag(w) Q^T and the slope y = Q^T g in its axes."""
+
+    values: Tensor  # (K,), ascending
+    vectors: Tensor  # (K, K), columns
+    slope: Tensor  # (K,)
+
+
+def spectrum(plain: Plain) -> Spectrum | Failure:
+    """The eigenvalues and axes of the curvature, whose two halves are averaged first."""
+    try:
+        values, vectors = torch.linalg.eigh((plain.curvature + plain.curvature.T) / 2)
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        return Failure(Status.SINGULAR)
+    return Spectrum(values, vectors, vectors.T @ plain.slope)
+
+
+def require_positive(**values: float) -> None:
+    """Raises unless all the named numbers are positive and finite."""
+    for name, value in values.items():
+        if not (math.isfinite(value) and value > 0):
+            raise ValueError(f"{name} is {value}; expected a positive, finite number.")
+
+
+def agreement(predicted: float | Tensor, actual: float | Tensor) -> float:
+    """actual / predicted, and minus infinity where that says nothing good of the model."""
+    predicted, actual = float(predicted), float(actual)
+    if not (math.isfinite(predicted) and math.isfinite(actual) and predicted > 0):
+        return -math.inf
+    return actual / predicted

@@ -1,0 +1,66 @@
+"""The paper's solver in K dimensions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..ad.jet import Quadratic
+from .base import Failure, Plain, Status, Step, require_positive, solve
+
+
+@dataclass(frozen=True)
+class JitteredInverse:
+    """Newton's step in the plane: c = -(H + jitter I)^-1 g, as in the paper's published code.
+
+    The plain inverse is tried first. While the matrix is singular in float64, or the result not finite, the jitter is
+    added to the diagonal, ``factor`` times more at each further try; after ``tries`` tries in all the status is
+    SINGULAR.
+
+    This is the stationary point of the model, not its minimum: where H has a negative eigenvalue the step may ascend.
+    `SaddleFree`, `Damped`, `TrustRegion` and `Cubic` are equal or close to it where H is positive definite, and
+    descend everywhere.
+
+    Example:
+        >>> slope, curvature = torch.tensor([2.0, 4.0]), torch.diag(torch.tensor([2.0, -4.0]))
+        >>> step = JitteredInverse()(Quadratic(torch.tensor(0.0), slope, curvature))
+        >>> step.coefficients
+        tensor([-1.,  1.])
+        >>> assert step.coefficients @ slope > 0  # uphill
+    """
+
+    jitter: float = 1e-3
+    factor: float = 10.0
+    tries: int = 10
+    descends: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        require_positive(jitter=self.jitter)
+        if not (math.isfinite(self.factor) and self.factor > 1):
+            raise ValueError(f"factor is {self.factor}; expected a finite number above 1.")
+        if self.tries < 1:
+            raise ValueError(f"tries is {self.tries}; expected at least one.")
+
+    def __call__(self, model: Quadratic) -> Step:
+        return solve(model, self._coefficients, descends=False)
+
+    def _coefficients(self, plain: Plain) -> Tensor | Failure:
+        identity = torch.eye(len(plain.slope), dtype=plain.slope.dtype)
+        for attempt in range(self.tries):
+            extra = self.jitter * self.factor ** (attempt - 1) if attempt else 0.0
+            matrix = plain.curvature + extra * identity
+            inverse, info = torch.linalg.inv_ex(matrix)
+            coefficients = -(inverse @ plain.slope)
+            if int(info) == 0 and bool(coefficients.isfinite().all()) and not _singular(matrix, inverse):
+                return coefficients
+        return Failure(Status.SINGULAR)
+
+
+def _singular(matrix: Tensor, inverse: Tensor) -> bool:
+    """Singular up to rounding: a factorisation need not meet an exact zero."""
+    condition = torch.linalg.matrix_norm(matrix, 1) * torch.linalg.matrix_norm(inverse, 1)
+    return not bool(condition < 1 / torch.finfo(matrix.dtype).eps)

@@ -1,0 +1,62 @@
+"""Solvers that look at one direction at a time."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from ..ad.jet import Quadratic
+from .base import Failure, Plain, Status, Step, solve
+
+
+@dataclass(frozen=True)
+class NegativeSlope:
+    """Forward gradient descent: c = -scale * g. A scale of 1/K averages over the directions.
+
+    Example:
+        >>> model = Quadratic(torch.tensor(0.0), torch.tensor([2.0, -1.0]), torch.zeros(2, 2))
+        >>> NegativeSlope()(model).coefficients
+        tensor([-2.,  1.])
+    """
+
+    scale: float = 1.0
+    descends: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.scale) and self.scale > 0):
+            raise ValueError(f"scale is {self.scale}; expected a finite positive number.")
+
+    def __call__(self, model: Quadratic) -> Step:
+        return solve(model, lambda plain: -self.scale * plain.slope, descends=True)
+
+
+@dataclass(frozen=True)
+class AbsoluteCurvature:
+    """Each direction by itself: c_k = -g_k / (|H_kk| + eps), the FoMoH step.
+
+    With ``eps`` 0, directions without curvature have no step: the status is FLAT.
+
+    Example:
+        >>> model = Quadratic(torch.tensor(0.0), torch.tensor([2.0]), torch.tensor([[-4.0]]))
+        >>> AbsoluteCurvature(eps=0.0)(model).coefficients
+        tensor([-0.5000])
+    """
+
+    eps: float = 1e-5
+    descends: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.eps) and self.eps >= 0):
+            raise ValueError(f"eps is {self.eps}; expected a finite number, zero or more.")
+
+    def __call__(self, model: Quadratic) -> Step:
+        return solve(model, self._coefficients, descends=True)
+
+    def _coefficients(self, plain: Plain) -> Tensor | Failure:
+        divisor = plain.curvature.diagonal().abs() + self.eps
+        if not bool(divisor.all()):
+            return Failure(Status.FLAT)
+        return -plain.slope / divisor
