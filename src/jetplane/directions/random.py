@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -31,7 +32,29 @@ def _check_numbers(plane: Plane) -> None:
 
 
 @dataclass(frozen=True)
-class Gaussian:
+class _Random(ABC):
+    """What the random families share: K directions, drawn within the range of the counter."""
+
+    k: int
+
+    def __post_init__(self) -> None:
+        _check_count(self.k)
+
+    def count(self, leaves: Sequence[Tensor]) -> int:
+        """K."""
+        return self.k
+
+    def draw(self, plane: Plane) -> Directions:
+        """The directions of one plane, made when they are asked for."""
+        _check_numbers(plane)
+        return self._rows(plane)
+
+    @abstractmethod
+    def _rows(self, plane: Plane) -> Directions: ...
+
+
+@dataclass(frozen=True)
+class Gaussian(_Random):
     """Independent standard normal entries: E[v v^T] = I, which makes E[(v . g) v] = g.
 
     Example:
@@ -43,21 +66,12 @@ class Gaussian:
         >>> assert torch.equal(rows[1:3], drawn.rows(0, x, 1, 3))
     """
 
-    k: int
-
-    def __post_init__(self) -> None:
-        _check_count(self.k)
-
-    def count(self, leaves: Sequence[Tensor]) -> int:
-        return self.k
-
-    def draw(self, plane: Plane) -> Directions:
-        _check_numbers(plane)
+    def _rows(self, plane: Plane) -> Directions:
         return _Normal(self.k, plane)
 
 
 @dataclass(frozen=True)
-class Rademacher:
+class Rademacher(_Random):
     """Entries +1 or -1 with equal chances: E[v v^T] = I, and every direction has the length sqrt(D).
 
     Example:
@@ -66,21 +80,12 @@ class Rademacher:
         >>> assert torch.equal(rows.abs(), torch.ones(2, 100))
     """
 
-    k: int
-
-    def __post_init__(self) -> None:
-        _check_count(self.k)
-
-    def count(self, leaves: Sequence[Tensor]) -> int:
-        return self.k
-
-    def draw(self, plane: Plane) -> Directions:
-        _check_numbers(plane)
+    def _rows(self, plane: Plane) -> Directions:
         return _Signs(self.k, plane)
 
 
 @dataclass(frozen=True)
-class Sphere:
+class Sphere(_Random):
     """Uniform on the unit sphere: v = z / |z| with normal z, the length taken over all parameters together.
 
     Example:
@@ -89,21 +94,12 @@ class Sphere:
         >>> torch.testing.assert_close(rows.norm(dim=1), torch.ones(2))
     """
 
-    k: int
-
-    def __post_init__(self) -> None:
-        _check_count(self.k)
-
-    def count(self, leaves: Sequence[Tensor]) -> int:
-        return self.k
-
-    def draw(self, plane: Plane) -> Directions:
-        _check_numbers(plane)
+    def _rows(self, plane: Plane) -> Directions:
         return _Unit(self.k, plane)
 
 
 @dataclass(frozen=True)
-class Orthonormal:
+class Orthonormal(_Random):
     """K orthonormal directions, uniform among all such frames: V V^T = I over all parameters together.
 
     V^T is the Q of the QR factorisation of normal rows, its signs chosen so that R has a positive diagonal. The rows
@@ -115,16 +111,7 @@ class Orthonormal:
         >>> torch.testing.assert_close(rows @ rows.T, torch.eye(2))
     """
 
-    k: int
-
-    def __post_init__(self) -> None:
-        _check_count(self.k)
-
-    def count(self, leaves: Sequence[Tensor]) -> int:
-        return self.k
-
-    def draw(self, plane: Plane) -> Directions:
-        _check_numbers(plane)
+    def _rows(self, plane: Plane) -> Directions:
         size = entries(plane.leaves)
         if self.k > size:
             raise ValueError(f"k is {self.k}; expected at most {size} orthonormal directions in {size} dimensions.")
