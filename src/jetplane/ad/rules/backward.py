@@ -14,6 +14,7 @@ from torch import Tensor
 from ...errors import MissingRule
 from ..families import composite, jet_rule, primal_of
 from ..jet import Operand, PairSet
+from ..registry import argument_names
 from .attention import added, refuse_dropout
 from .layers import bag_sums, distances, folded, pairwise_distances, sample
 from .losses import ctc, multilabel_margins
@@ -295,93 +296,26 @@ def _attention(
     return slope @ keys * factor, for_key, for_value, None if bias is None else slope.sum_to_size(bias.shape)
 
 
-def _flash_cpu(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    level: Tensor,
-    dropout_p: float,
-    causal: bool,
-    *,
-    attn_mask: Tensor | None = None,
-    scale: float | None = None,
-) -> Any:
-    refuse_dropout("_scaled_dot_product_flash_attention_for_cpu_backward", dropout_p)
-    return _attention(grad, q, k, v, attn_mask, causal, scale)[:3]
+def _kernel(op: Any) -> None:
+    """The backward of a fused kernel, whatever the order of its arguments."""
+    names = argument_names(op)
+
+    def body(*args: Any, **kwargs: Any) -> Any:
+        given = dict(zip(names, args, strict=False)) | kwargs
+        refuse_dropout(op, given["dropout_p"])
+        bias = given.get("attn_bias", given.get("attn_mask"))
+        operands = (args[0], given["query"], given["key"], given["value"])
+        found = _attention(*operands, bias, given.get("is_causal", False), given.get("scale"))
+        wanted = given.get("grad_input_mask")
+        return found[:3] if wanted is None else tuple(g if w else None for g, w in zip(found, wanted, strict=True))
+
+    composite(op, body)
 
 
-def _flash(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    level: Tensor,
-    cq: Any,
-    ck: Any,
-    mq: int,
-    mk: int,
-    dropout_p: float,
-    causal: bool,
-    seed: Any,
-    offset: Any,
-    *,
-    scale: float | None = None,
-) -> Any:
-    refuse_dropout("_scaled_dot_product_flash_attention_backward", dropout_p)
-    return _attention(grad, q, k, v, None, causal, scale)[:3]
-
-
-def _efficient(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    out: Tensor,
-    level: Tensor,
-    seed: Any,
-    offset: Any,
-    dropout_p: float,
-    mask: list[bool],
-    causal: bool = False,
-    *,
-    scale: float | None = None,
-) -> Any:
-    refuse_dropout("_scaled_dot_product_efficient_attention_backward", dropout_p)
-    found = _attention(grad, q, k, v, bias, causal, scale)
-    return tuple(g if need else None for g, need in zip(found, mask, strict=True))
-
-
-def _cudnn(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    level: Tensor,
-    seed: Any,
-    offset: Any,
-    bias: Tensor | None,
-    cq: Any,
-    ck: Any,
-    mq: int,
-    mk: int,
-    dropout_p: float,
-    causal: bool,
-    *,
-    scale: float | None = None,
-) -> Any:
-    refuse_dropout("_scaled_dot_product_cudnn_attention_backward", dropout_p)
-    return _attention(grad, q, k, v, bias, causal, scale)[:3]
-
-
-composite(aten._scaled_dot_product_flash_attention_for_cpu_backward, _flash_cpu)
-composite(aten._scaled_dot_product_flash_attention_backward, _flash)
-composite(aten._scaled_dot_product_efficient_attention_backward, _efficient)
-composite(aten._scaled_dot_product_cudnn_attention_backward, _cudnn)
+_kernel(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
+_kernel(aten._scaled_dot_product_flash_attention_backward.default)
+_kernel(aten._scaled_dot_product_efficient_attention_backward.default)
+_kernel(aten._scaled_dot_product_cudnn_attention_backward.default)
 
 # -- losses -------------------------------------------------------------------------------------------------------
 
