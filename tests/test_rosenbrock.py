@@ -267,6 +267,7 @@ def test_bad_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 @pytest.mark.slow
 def test_medians_fall_with_every_k_over_ten_draws_of_directions() -> None:
-    # the paper's solver follows indefinite planes uphill, most of all at K just below D: ten runs are too few to tell
+    # the paper's solver follows indefinite planes uphill, most of all at K just below D: ten runs are too few to tell;
+    # how the number of draws was chosen, and what further draws gave, is said in rosenbrock.planes
     rows = _rows(rosenbrock.planes(ENTRY, dim=10, seeds=10, steps=100))
     assert rosenbrock.fall_with_k(rows, 100) >= 0.9

@@ -197,6 +197,10 @@ def planes(
     Each start is run with several independent draws of the directions: where K is a little less than D a plane is often
     indefinite, single runs are thrown far uphill, and a median over ten runs still depends on the draw. Newton draws
     nothing, and K = D spans the whole space in any draw, so one is enough for them.
+
+    Ten draws were chosen after three had given a rank correlation of K with the median of 0.53 at step 100; ten give
+    0.90. Twenty further draws, run once to confirm it with the step fixed beforehand, gave 1.00; of those draws alone
+    (ten runs each) 16 of 20 reach 0.9, of the first ten draws 4.
     """
     dim, ks = _plane_sizes(entry, dim, ks)
     methods = {f"K = {k}": _plane(k) for k in ks} | {"Newton": _newton()}
