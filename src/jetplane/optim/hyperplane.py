@@ -142,13 +142,14 @@ class HyperplaneSearch(torch.optim.Optimizer):
             raise RuntimeError("there is no report before the first step; expected a call of step.")
         return self._report
 
-    def step(self, closure: Any = None, *batch: Any) -> Tensor:  # type: ignore[override]
+    def step(self, closure: Any = None, *batch: Any, has_aux: bool = False) -> Tensor:  # type: ignore[override]
         """Take one step, and return the loss before it.
 
         ``closure`` returns the loss as a scalar tensor and never calls backward. Or: a function of ``batch`` that
         returns it; or a list of closures, one for each part of a batch, whose losses are averaged (their sum divided by
         their number). Wherever a closure runs more than once it sees the same random numbers and buffers, and the
-        buffers are updated once.
+        buffers are updated once. With ``has_aux`` a closure returns a pair (loss, aux), and the aux of its first run is
+        in ``report.aux`` (a list of them where there is a list of closures).
         """
         closures = as_closures(closure, batch)
         moving = self._moving()
@@ -158,7 +159,7 @@ class HyperplaneSearch(torch.optim.Optimizer):
         evaluates = self.accept is not None or isinstance(self.solver, Adaptive)
         leaves = [one.tensor for one in moving]
         repeats = evaluates or self.samples > 1 or self.chunk_size is not None
-        program = Program(closures, leaves, [one.label for one in moving], repeats)
+        program = Program(closures, leaves, [one.label for one in moving], repeats, has_aux)
         with torch.no_grad():
             report, deltas = self._search(program, moving, evaluates)
             if report.status is Status.OK and not self._apply(moving, deltas, program.used):
@@ -206,6 +207,7 @@ class HyperplaneSearch(torch.optim.Optimizer):
             actual=actual,
             status=status,
             evaluations=program.evaluations,
+            aux=program.aux,
         )
         return report, deltas
 

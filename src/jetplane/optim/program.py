@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..ad import _torch
 from ..ad.directions import Directions, Leaf
 from ..ad.jet import Jet, Quadratic
 from ..ad.passes import Chunk, Pass, assemble, chunks
@@ -51,8 +52,17 @@ class Program:
     that there will be more than one run: only then is the memory that the closures write watched.
     """
 
-    def __init__(self, closures: Sequence[Closure], leaves: Sequence[Tensor], labels: Sequence[str], repeats: bool):
+    def __init__(
+        self,
+        closures: Sequence[Closure],
+        leaves: Sequence[Tensor],
+        labels: Sequence[str],
+        repeats: bool,
+        has_aux: bool = False,
+    ) -> None:
         self._closures = closures
+        self._has_aux = has_aux
+        self._aux: list[Any] = []  # of the first run of each closure
         self._leaves = leaves
         self._labels = labels
         self._repeats = repeats
@@ -60,6 +70,11 @@ class Program:
         self._unused = set(labels)
         self._graphless = False
         self.evaluations = 0
+
+    @property
+    def aux(self) -> Any:
+        """What the closure returned beside its loss, before the step; a list of it where there are several closures."""
+        return self._aux[0] if len(self._closures) == 1 and self._aux else self._aux or None
 
     @property
     def used(self) -> list[bool]:
@@ -150,7 +165,7 @@ class Program:
 
     def _call(self, closure: Closure) -> Tensor:
         self.evaluations += 1
-        loss = closure()
+        loss = self._without_aux(closure()) if self._has_aux else closure()
         if not isinstance(loss, Tensor):
             what = "None" if loss is None else f"{type(loss).__name__} {loss!r}"
             raise TypeError(f"the closure returned {what}; expected the loss as a scalar tensor.")
@@ -159,6 +174,20 @@ class Program:
         if not loss.is_floating_point():
             raise TypeError(f"the closure returned a tensor of dtype {loss.dtype}; expected a floating-point loss.")
         return loss
+
+    def _without_aux(self, returned: Any) -> Any:
+        if not isinstance(returned, tuple) or len(returned) != 2:
+            raise TypeError(
+                f"the closure returned {type(returned).__name__}; expected a pair (loss, aux) with has_aux=True."
+            )
+        loss, aux = returned
+        if len(self._aux) < len(self._closures):
+            self._aux.append(_torch.pytree.tree_map_only(Tensor, _detached, aux))
+        return loss
+
+
+def _detached(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone()  # it may be a parameter or a buffer, which are going to change
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -25,3 +25,4 @@ class Report(NamedTuple):
     actual: Tensor | None  # (): decrease of the loss by that step, where it was evaluated; without weight decay
     status: Status  # OK, or why the parameters were not moved
     evaluations: int  # calls of closures
+    aux: Any = None  # what the closure returned beside the loss, with has_aux=True
