@@ -3,7 +3,8 @@
     python benchmarks/projected_hessian.py --batch 256 --k 3 --out benchmarks/results/cpu.json
 
 Every system is first compared with double backward in float64, then timed in a process of its own in float32.
-Peak memory is the process's peak above what it held before the first call.
+Peak memory is that of torch's allocator above what was held before the call, exact and repeatable; on a CPU the
+resident memory of the process is noted too, which depends on what the C library keeps of freed memory.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -165,26 +167,39 @@ def measure(name: str, batch: int, k: int, repeats: int, device: str) -> dict[st
             torch.cuda.synchronize()
         if repeat:  # the first one warms up
             times.append(1e3 * (time.perf_counter() - start))
-    peak = torch.cuda.max_memory_allocated() if cuda else _peak()
     times.sort()
+    if cuda:
+        memory = {"peak_mib": round((torch.cuda.max_memory_allocated() - before) / 2**20, 1)}
+    else:
+        resident = round((_resident_peak() - before) / 2**20, 1)
+        memory = {"peak_mib": round(_allocated_peak(lambda: system(problem)) / 2**20, 1), "resident_mib": resident}
     return {
         "system": name,
         "median_ms": round(times[len(times) // 2], 3),
         "min_ms": round(times[0], 3),
         "max_ms": round(times[-1], 3),
-        "peak_mib": round((peak - before) / 2**20, 1),
+        **memory,
         "error": error,
     }
+
+
+def _allocated_peak(call: Callable[[], Any]) -> int:
+    """The most bytes that torch's CPU allocator had handed out at one time during the call, beyond those before it."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        call()
+    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]  # type: ignore[union-attr]
+    held = accumulate(e.nbytes() for e in sorted(events, key=lambda e: e.start_ns()))
+    return max(held)
 
 
 def _reset_peak() -> int:
     """Start counting the resident peak anew (Linux), and return it."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
-    return _peak()
+    return _resident_peak()
 
 
-def _peak() -> int:
+def _resident_peak() -> int:
     """The peak of resident memory, in bytes."""
     status = Path("/proc/self/status")
     if status.exists():
