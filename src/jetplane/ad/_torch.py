@@ -5,6 +5,7 @@ Everything here was checked on torch 2.11 to 2.13; when a new release moves some
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ __all__ = [
     "are_transforms_active",
     "decomposition",
     "is_composite",
+    "is_fake",
     "is_functorch_wrapper",
     "no_function_modes",
     "op_database",
@@ -142,6 +144,12 @@ def unwrap_functorch(tensor: torch.Tensor) -> torch.Tensor:
     while is_functorch_wrapper(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor
+
+
+def is_fake(kind: type) -> bool:
+    """Whether tensors of this class are torch's stand-ins without values, of which a tracer makes programs."""
+    fake = sys.modules.get("torch._subclasses.fake_tensor")
+    return fake is not None and issubclass(kind, fake.FakeTensor)
 
 
 def no_function_modes() -> Any:

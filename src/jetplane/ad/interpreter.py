@@ -316,9 +316,13 @@ def _refuse_reinterpretation(func: Any, tracked: list[Tensor], out: Any) -> None
             raise MissingRule(f"{func} reinterprets perturbed memory as {tensor.dtype}", str(func))
 
 
+def _has_own_dispatch(kind: Any) -> bool:
+    return kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+
+
 def _refuse_subclasses(func: Any, types: Any) -> None:
     for kind in types:
-        if kind not in _PLAIN and kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        if kind not in _PLAIN and not _torch.is_fake(kind) and _has_own_dispatch(kind):
             raise UnsupportedProgram(
                 f"{call_site(str(func))} uses the tensor subclass {kind.__name__}, whose own dispatch hides its "
                 "operations from the engine; expected plain tensors."

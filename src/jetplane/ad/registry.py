@@ -96,6 +96,8 @@ def argument_names(op: Any) -> tuple[str, ...]:
 @cache
 def plan(op: Any) -> Plan:
     """How the engine treats overload ``op`` when it touches a perturbed tensor."""
+    if op.namespace == "prim":  # a tracer's questions: prim.device of a tensor without values
+        return Plan(Kind.CONSTANT, "constant")
     rule = _TABLE.get(op)
     writes = tuple(a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write)
     if rule is None and writes:
