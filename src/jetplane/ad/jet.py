@@ -167,6 +167,9 @@ class PairSet:
         return out
 
     def _index(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        if self.shape == "all":  # made on the device: a copy from the host would make it wait
+            left, right = torch.triu_indices(self.k, self.k, device=device)
+            return left, right
         left, right = zip(*self.pairs, strict=True)
         return torch.tensor(left, device=device), torch.tensor(right, device=device)
 

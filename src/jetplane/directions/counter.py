@@ -29,15 +29,18 @@ Words = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class Stream(NamedTuple):
-    """The part of the counter that all rows and elements of one tensor share."""
+    """The part of the counter that all rows and elements of one tensor share.
 
-    seed: int  # 64 bits
-    step: int  # 32 bits
+    Seed and step may be int64 tensors (), in a traced program that is to run with other ones.
+    """
+
+    seed: int | Tensor  # 64 bits
+    step: int | Tensor  # 32 bits
     sample: int  # 16 bits
     position: int  # 16 bits
 
 
-def philox(counter: Sequence[Tensor], key: tuple[int, int]) -> Words:
+def philox(counter: Sequence[Tensor], key: tuple[int | Tensor, int | Tensor]) -> Words:
     """Philox-4x32-10 of four int64 tensors of 32-bit words, which may broadcast against each other.
 
     One round with the multipliers M and the key k, where hi and lo are the halves of a 64-bit product:
@@ -101,12 +104,17 @@ def _tiles(
 ) -> Iterator[tuple[int, int, Words]]:
     """The random words of all rows, a range of blocks at a time: first, last, four words (rows, last - first)."""
     rows = torch.arange(start, stop, dtype=torch.int64, device=device).unsqueeze(1)
-    fixed = [
-        torch.full((1, 1), word, dtype=torch.int64, device=device)
-        for word in (stream.position | stream.sample << 16, stream.step)
-    ]
+    traced = isinstance(stream.step, Tensor)
+    place = torch.full((1, 1), stream.position | stream.sample << 16, dtype=torch.int64, device=device)
+    if isinstance(stream.step, Tensor):
+        step = stream.step.reshape(1, 1)
+    else:
+        step = torch.full((1, 1), stream.step, dtype=torch.int64, device=device)
+    fixed = [place, step]
     key = (stream.seed & _MASK, stream.seed >> 32 & _MASK)
     width = max(1, (_TILE if device.type == "cpu" else 1 << 22) // max(1, stop - start))
+    if traced:  # a compiler fuses all of it, so that nothing is gained from tiles
+        width = max(1, blocks)
     for first in range(0, blocks, width):
         last = min(first + width, blocks)
         columns = torch.arange(first, last, dtype=torch.int64, device=device).unsqueeze(0)

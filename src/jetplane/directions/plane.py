@@ -13,8 +13,8 @@ from ..ad.directions import Directions
 class Plane(NamedTuple):
     """What a family may use to make the directions of one step."""
 
-    seed: int  # 64 bits
-    step: int  # from 0
+    seed: int | Tensor  # 64 bits; a tensor () where the step is traced
+    step: int | Tensor  # from 0; likewise
     sample: int  # number of the plane within the step, from 0
     leaves: Sequence[Tensor]  # the parameters that move, in order
     gradient: Callable[[], list[Tensor]]  # one backward pass of the closure; only `Gradient` calls it

@@ -25,7 +25,7 @@ def _check_count(k: object) -> None:
 
 def _check_numbers(plane: Plane) -> None:
     for name, value, limit in (("step", plane.step, 32), ("sample", plane.sample, 16)):
-        if not 0 <= value < 1 << limit:
+        if isinstance(value, int) and not 0 <= value < 1 << limit:
             raise ValueError(f"{name} is {value}; expected 0 to 2**{limit} - 1.")
     if len(plane.leaves) > 1 << 16:
         raise ValueError(f"there are {len(plane.leaves)} parameters; expected at most 2**16.")

@@ -9,6 +9,7 @@ from .damped import Damped
 from .inverse import JitteredInverse
 from .line import AbsoluteCurvature, NegativeSlope
 from .spectral import SaddleFree, SoftAbs
+from .traced import Traceable, TracedStep
 from .trust import TrustRegion
 
 __all__ = [
@@ -23,5 +24,7 @@ __all__ = [
     "Solver",
     "Status",
     "Step",
+    "Traceable",
+    "TracedStep",
     "TrustRegion",
 ]

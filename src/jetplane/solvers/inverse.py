@@ -11,6 +11,9 @@ from torch import Tensor
 
 from ..ad.jet import Quadratic
 from .base import Failure, Plain, Status, Step, require_positive, solve
+from .traced import TracedStep
+from .traced import inverse as small_inverse
+from .traced import solve as solve_traced
 
 
 @dataclass(frozen=True)
@@ -48,11 +51,27 @@ class JitteredInverse:
     def __call__(self, model: Quadratic) -> Step:
         return solve(model, self._coefficients, descends=False)
 
+    def traced(self, model: Quadratic) -> TracedStep:
+        """The same step as a program that asks the host nothing."""
+        return solve_traced(model, self._first_regular, Status.SINGULAR, descends=False)
+
+    def _first_regular(self, plain: Plain) -> tuple[Tensor, Tensor]:
+        """All tries at once, and the first of them that holds."""
+        identity = torch.eye(len(plain.slope), dtype=plain.slope.dtype, device=plain.slope.device)
+        matrices = torch.stack([plain.curvature + self._extra(attempt) * identity for attempt in range(self.tries)])
+        inverses = small_inverse(matrices)
+        coefficients = -(inverses * plain.slope).sum(-1)  # (tries, K)
+        holds = coefficients.isfinite().all(-1) & (_condition(matrices, inverses) < _limit(matrices))
+        first = holds.to(torch.int64).argmax()
+        return coefficients.index_select(0, first.reshape(1)).squeeze(0), holds.any()
+
+    def _extra(self, attempt: int) -> float:
+        return self.jitter * self.factor ** (attempt - 1) if attempt else 0.0
+
     def _coefficients(self, plain: Plain) -> Tensor | Failure:
         identity = torch.eye(len(plain.slope), dtype=plain.slope.dtype)
         for attempt in range(self.tries):
-            extra = self.jitter * self.factor ** (attempt - 1) if attempt else 0.0
-            matrix = plain.curvature + extra * identity
+            matrix = plain.curvature + self._extra(attempt) * identity
             inverse, info = torch.linalg.inv_ex(matrix)
             coefficients = -(inverse @ plain.slope)
             if int(info) == 0 and bool(coefficients.isfinite().all()) and not _singular(matrix, inverse):
@@ -62,5 +81,12 @@ class JitteredInverse:
 
 def _singular(matrix: Tensor, inverse: Tensor) -> bool:
     """Singular up to rounding: a factorisation need not meet an exact zero."""
-    condition = torch.linalg.matrix_norm(matrix, 1) * torch.linalg.matrix_norm(inverse, 1)
-    return not bool(condition < 1 / torch.finfo(matrix.dtype).eps)
+    return not bool(_condition(matrix, inverse) < _limit(matrix))
+
+
+def _condition(matrix: Tensor, inverse: Tensor) -> Tensor:
+    return torch.linalg.matrix_norm(matrix, 1) * torch.linalg.matrix_norm(inverse, 1)
+
+
+def _limit(matrix: Tensor) -> float:
+    return 1 / torch.finfo(matrix.dtype).eps

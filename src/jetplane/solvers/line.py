@@ -6,10 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from ..ad.jet import Quadratic
 from .base import Failure, Plain, Status, Step, solve
+from .traced import TracedStep
+from .traced import solve as solve_traced
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,11 @@ class NegativeSlope:
 
     def __call__(self, model: Quadratic) -> Step:
         return solve(model, lambda plain: -self.scale * plain.slope, descends=True)
+
+    def traced(self, model: Quadratic) -> TracedStep:
+        """The same step as a program that asks the host nothing."""
+        found = torch.ones((), dtype=torch.bool, device=model.slope.device)
+        return solve_traced(model, lambda plain: (-self.scale * plain.slope, found), Status.FLAT, descends=True)
 
 
 @dataclass(frozen=True)
@@ -54,6 +62,14 @@ class AbsoluteCurvature:
 
     def __call__(self, model: Quadratic) -> Step:
         return solve(model, self._coefficients, descends=True)
+
+    def traced(self, model: Quadratic) -> TracedStep:
+        """The same step as a program that asks the host nothing."""
+        return solve_traced(model, self._quotients, Status.FLAT, descends=True)
+
+    def _quotients(self, plain: Plain) -> tuple[Tensor, Tensor]:
+        divisor = plain.curvature.diagonal().abs() + self.eps
+        return -plain.slope / divisor, divisor.ne(0).all()
 
     def _coefficients(self, plain: Plain) -> Tensor | Failure:
         divisor = plain.curvature.diagonal().abs() + self.eps

@@ -1,0 +1,104 @@
+"""Solvers as programs that ask the host nothing: what a compiled step, and a CUDA graph, is made of.
+
+Every branch of :func:`jetplane.solvers.base.solve` is a ``where`` here, and the status a number on the device. The
+numbers are those of the solver itself, up to rounding; tests hold the two together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from ..ad.jet import Quadratic
+from .base import Plain, Status, predict
+
+CODES = tuple(Status)  # a status on the device is its place here
+OK, NONFINITE, SINGULAR, FLAT = (CODES.index(s) for s in (Status.OK, Status.NONFINITE, Status.SINGULAR, Status.FLAT))
+
+
+class TracedStep(NamedTuple):
+    """A step in the plane whose status is not known to the host yet."""
+
+    coefficients: Tensor  # (K,), zero unless the status is OK
+    code: Tensor  # () int64: which of CODES
+    predicted: Tensor  # ()
+
+
+@runtime_checkable
+class Traceable(Protocol):
+    """A solver that can be a part of a compiled step."""
+
+    def traced(self, model: Quadratic) -> TracedStep: ...
+
+
+Method = Callable[[Plain], tuple[Tensor, Tensor]]  # coefficients (K,) and whether they could be found, a bool ()
+
+
+def solve(model: Quadratic, method: Method, failure: Status, *, descends: bool) -> TracedStep:
+    """The step that ``method`` finds in float64, in the model's dtype, with ``failure`` where it finds none."""
+    like = model.slope.detach()
+    plain = Plain(*(part.detach().to(torch.float64) for part in (model.slope, model.curvature)))
+    finite = _finite(model.loss) & _finite(plain.slope) & _finite(plain.curvature)
+    moving = plain.slope.ne(0).any()
+    found, solved = method(plain)
+    coefficients = found.to(like.dtype)
+    if descends:
+        uphill = _finite(coefficients) & ~((coefficients * like).sum() < 0)
+        found = torch.where(uphill, _cauchy(plain), found)
+        coefficients = found.to(like.dtype)
+    predicted = predict(plain, found).to(like.dtype)
+    result = _finite(coefficients) & _finite(predicted)
+    code = torch.where(result, OK, NONFINITE)
+    code = torch.where(solved, code, CODES.index(failure))
+    code = torch.where(moving, code, FLAT)
+    code = torch.where(finite, code, NONFINITE)
+    taken = code == OK
+    return TracedStep(torch.where(taken, coefficients, 0.0), code, torch.where(taken, predicted, 0.0))
+
+
+def inverse(matrix: Tensor) -> Tensor:
+    """The inverses of small matrices (..., K, K) by elimination with pivots, not finite where there is none.
+
+    torch's own would call a library that checks its result on the host.
+
+    Example:
+        >>> matrix = torch.tensor([[0.0, 2.0], [4.0, 0.0]])
+        >>> inverse(matrix)
+        tensor([[0.0000, 0.2500],
+                [0.5000, 0.0000]])
+    """
+    k = matrix.shape[-1]
+    identity = torch.eye(k, dtype=matrix.dtype, device=matrix.device).expand(matrix.shape)
+    if k == 1:
+        return 1 / matrix
+    rows = torch.cat([matrix, identity], dim=-1)  # (..., K, 2K)
+    number = torch.arange(k, device=matrix.device)
+    free = torch.ones(matrix.shape[:-1], dtype=torch.bool, device=matrix.device)  # rows that were no pivot yet
+    order = torch.zeros(matrix.shape[:-1], dtype=torch.int64, device=matrix.device)
+    for column in range(k):
+        size = torch.where(free, rows[..., column].abs(), -1.0)
+        chosen = size.argmax(-1, keepdim=True)  # (..., 1)
+        hot = number == chosen  # (..., K)
+        pivot = torch.where(hot.unsqueeze(-1), rows, 0.0).sum(-2)  # a sum of one term
+        pivot = pivot / pivot[..., column : column + 1]
+        factors = torch.where(hot, 0.0, rows[..., column])
+        rows = torch.where(hot.unsqueeze(-1), pivot.unsqueeze(-2), rows - factors.unsqueeze(-1) * pivot.unsqueeze(-2))
+        free = free & ~hot
+        order = torch.where(hot, column, order)
+    # row r of the result is the one that was the pivot of column r
+    return rows[..., k:].gather(-2, order.argsort(-1).unsqueeze(-1).expand(*order.shape, k))
+
+
+def _finite(tensor: Tensor) -> Tensor:
+    return torch.isfinite(tensor.detach()).all()
+
+
+def _cauchy(plain: Plain) -> Tensor:
+    unit = plain.slope / plain.slope.abs().max()
+    unit = unit / unit.norm()
+    curvature = (unit @ plain.curvature @ unit).abs()
+    slope = (plain.slope * unit).sum()
+    return -unit * torch.where(curvature > 0, slope / curvature, slope)
