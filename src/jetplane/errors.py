@@ -24,3 +24,7 @@ class UnsupportedProgram(JetplaneError, RuntimeError):
 
 class OptimizationStalled(JetplaneError, RuntimeError):
     """An optimizer could not move its parameters for so many steps in a row that going on is pointless."""
+
+
+class CaptureFailed(JetplaneError):
+    """A program could not be captured as a graph; it can still be run as it is."""

@@ -20,7 +20,11 @@ __all__ = [
     "OpOverload",
     "SingleLevelFunction",
     "are_transforms_active",
+    "capture_errors",
+    "captured",
+    "compiled",
     "decomposition",
+    "explain_capture",
     "is_composite",
     "is_fake",
     "is_functorch_wrapper",
@@ -177,3 +181,52 @@ def op_database() -> list[Any]:
     from torch.testing._internal.common_methods_invocations import op_db
 
     return list(op_db)
+
+
+# -- capture and compilation ----------------------------------------------------------------------------------------
+
+
+def captured(function: Callable[..., Any], backend: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` under Dynamo: each graph of it is run by what ``backend`` makes of it."""
+    return torch.compile(function, backend=backend, fullgraph=True, dynamic=False)
+
+
+def capture_errors() -> tuple[type[BaseException], ...]:
+    """What Dynamo raises where a program cannot be captured whole."""
+    from torch._dynamo import exc
+
+    names = ("TorchDynamoException", "FailOnRecompileLimitHit", "RecompileError", "UserError")
+    return tuple(getattr(exc, name) for name in names if hasattr(exc, name))
+
+
+def explain_capture(error: BaseException) -> str:
+    """One sentence of Dynamo's long explanation, with the user's line where it names one."""
+    text = str(error)
+    first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+    places = [line.strip() for line in text.splitlines() if line.strip().startswith('File "')]
+    return f"{first.rstrip('.')} ({places[-1]})" if places else first.rstrip(".")
+
+
+def compiled(function: Callable[..., Any], inputs: Any) -> tuple[Callable[..., Any], set[int]]:
+    """``function`` of a list of tensors, traced without values and compiled by Inductor; and which inputs it writes."""
+    from torch._inductor.compile_fx import compile_fx
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    plain = [tensor.detach() for tensor in inputs]
+    written: set[int] = set()
+
+    def watched(*tensors: torch.Tensor) -> Any:
+        before = [tensor._version for tensor in tensors]
+        out = function(list(tensors))
+        written.update(n for n, tensor in enumerate(tensors) if tensor._version != before[n])
+        return out
+
+    with torch.no_grad():
+        traced = make_fx(watched, tracing_mode="fake")(*plain)
+        run: Any = compile_fx(traced, plain)
+
+    def call(tensors: Any) -> Any:
+        with torch.no_grad():
+            return run(*(tensor.detach() for tensor in tensors))
+
+    return call, written

@@ -160,6 +160,11 @@ class PairSet:
         """The symmetric (K, K, *S) array of second rows (pairs, *S); pairs outside the set are zero."""
         if self.weights is not None:
             raise ValueError("a weighted sum of pairs is one row and has no matrix; expected a set without weights.")
+        if self.shape == "all":  # a gather, with places made on the device
+            number = torch.arange(self.k, device=rows.device)
+            low, high = torch.minimum(number[:, None], number), torch.maximum(number[:, None], number)
+            place = low * self.k - low * (low - 1) // 2 + high - low
+            return rows.index_select(0, place.reshape(-1)).reshape(self.k, self.k, *rows.shape[1:])
         out = rows.new_zeros((self.k, self.k, *rows.shape[1:]))
         if self.pairs:
             i, j = self._index(rows.device)
@@ -167,9 +172,6 @@ class PairSet:
         return out
 
     def _index(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        if self.shape == "all":  # made on the device: a copy from the host would make it wait
-            left, right = torch.triu_indices(self.k, self.k, device=device)
-            return left, right
         left, right = zip(*self.pairs, strict=True)
         return torch.tensor(left, device=device), torch.tensor(right, device=device)
 

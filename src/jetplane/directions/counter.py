@@ -54,15 +54,27 @@ def philox(counter: Sequence[Tensor], key: tuple[int | Tensor, int | Tensor]) ->
     """
     c0, c1, c2, c3 = counter
     k0, k1 = key
+    halves = _halves_in_steps if isinstance(k0, Tensor) else _halves
     for _ in range(10):
-        p0 = c0 * _MULTIPLIERS[0]  # wraps around 2^64, which keeps all bits
-        p1 = c2 * _MULTIPLIERS[1]
-        h0 = (p0 >> 32).bitwise_and_(_MASK).bitwise_xor_(k1)  # the shift drags the sign along; the mask drops it
-        h1 = (p1 >> 32).bitwise_and_(_MASK).bitwise_xor_(k0)
-        c0, c1 = _xor(h1, c1), p1.bitwise_and_(_MASK)
-        c2, c3 = _xor(h0, c3), p0.bitwise_and_(_MASK)
+        h0, l0 = halves(c0, _MULTIPLIERS[0])
+        h1, l1 = halves(c2, _MULTIPLIERS[1])
+        c0, c1 = _xor(h1.bitwise_xor_(k0), c1), l1
+        c2, c3 = _xor(h0.bitwise_xor_(k1), c3), l0
         k0, k1 = (k0 + _WEYL[0]) & _MASK, (k1 + _WEYL[1]) & _MASK
     return c0, c1, c2, c3
+
+
+def _halves(word: Tensor, multiplier: int) -> tuple[Tensor, Tensor]:
+    """The upper and the lower 32 bits of the product of two words."""
+    product = word * multiplier  # wraps around 2^64, which keeps all bits
+    return (product >> 32).bitwise_and_(_MASK), product.bitwise_and_(_MASK)  # the shift drags the sign along
+
+
+def _halves_in_steps(word: Tensor, multiplier: int) -> tuple[Tensor, Tensor]:
+    """The same without overflow: to a C++ compiler that is undefined, and it draws false conclusions from it."""
+    low = (word & 0xFFFF) * multiplier
+    high = (word >> 16) * multiplier + (low >> 16)
+    return high >> 16, ((high & 0xFFFF) << 16) | (low & 0xFFFF)
 
 
 def _xor(fresh: Tensor, other: Tensor) -> Tensor:
@@ -125,7 +137,7 @@ def _tiles(
 
 # log((1 + s) / (1 - s)) = 2 s + s R(s^2), and sin and cos on [-pi/4, pi/4]: the polynomials of FreeBSD's msun (Sun's
 # fdlibm) and, for sin and cos in float32, of Cephes.
-_LOG = {
+LOG = {
     torch.float32: (0.66666662693, 0.40000972152, 0.28498786688, 0.24279078841),
     torch.float64: (
         6.666666666666735130e-01,
@@ -137,7 +149,7 @@ _LOG = {
         1.479819860511658591e-01,
     ),
 }
-_SIN = {
+SIN = {
     torch.float32: (-1.6666654611e-1, 8.3321608736e-3, -1.9515295891e-4),
     torch.float64: (
         -1.66666666666666324348e-01,
@@ -148,7 +160,7 @@ _SIN = {
         1.58969099521155010221e-10,
     ),
 }
-_COS = {
+COS = {
     torch.float32: (-0.5, 4.166664568298827e-2, -1.388731625493765e-3, 2.443315711809948e-5),
     torch.float64: (
         -0.5,
@@ -204,7 +216,7 @@ def _radius(uniform: Tensor) -> Tensor:
     f = bits.bitwise_and_((1 << fraction) - 1).add_(root_half).view(dtype).sub_(1.0)
     s = f / (f + 2.0)
     square = s * s
-    rest = _polynomial(square, _LOG[dtype]).mul_(square)
+    rest = _polynomial(square, LOG[dtype]).mul_(square)
     logarithm = f.sub_((f - rest).mul_(s)).add_(exponent.mul_(math.log(2.0)))  # log(1 + f) = f - s (f - R)
     return _root(logarithm.mul_(-2.0).clamp_min_(0.0))
 
@@ -227,8 +239,8 @@ def _root(x: Tensor) -> Tensor:
 def _on_circle(angle: _Angle, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """The point (cos, sin) of an angle: +-1 along one axis, the offset along the other."""
     square = angle.offset * angle.offset
-    sine = _polynomial(square, _SIN[dtype]).mul_(square).add_(1.0).mul_(angle.offset)
-    cosine = _polynomial(square, _COS[dtype]).mul_(square).add_(1.0)
+    sine = _polynomial(square, SIN[dtype]).mul_(square).add_(1.0).mul_(angle.offset)
+    cosine = _polynomial(square, COS[dtype]).mul_(square).add_(1.0)
     cosine.mul_(angle.axis.bitwise_and(2).neg_().add_(1).to(dtype))
     swap = angle.axis.bitwise_and(1).to(torch.bool)
     return torch.where(swap, sine, cosine), torch.where(swap, cosine, sine)

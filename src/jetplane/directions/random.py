@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..ad.directions import Directions
+from . import traced
 from .counter import Stream, normal, working_dtype
 from .counter import rademacher as signs
 from .plane import Plane, entries
@@ -142,8 +143,10 @@ class _Normal(_Lazy):
 
     def _working(self, position: int, like: Tensor, start: int, stop: int) -> Tensor:
         """(rows, entries of the leaf), before it is rounded to a short dtype."""
-        dtype = working_dtype(like.dtype)
-        return normal(self._stream(position), start, stop, like.numel(), dtype=dtype, device=like.device)
+        dtype, stream = working_dtype(like.dtype), self._stream(position)
+        if isinstance(stream.step, Tensor) or traced.fast(like.device):
+            return traced.normal(stream, start, stop, like.numel(), dtype=dtype, like=like)
+        return normal(stream, start, stop, like.numel(), dtype=dtype, device=like.device)
 
 
 class _Signs(_Lazy):
@@ -156,11 +159,10 @@ class _Unit(_Normal):
     @cached_property
     def _lengths(self) -> Tensor:
         """(K,) in float64: the lengths of the normal rows over all parameters."""
-        square = torch.zeros(self.k, dtype=torch.float64)
-        for position, leaf in enumerate(self._plane.leaves):
-            numbers = self._working(position, leaf, 0, self.k)
-            square += numbers.square().sum(1, dtype=torch.float64).cpu()
-        return square.sqrt()
+        leaves = self._plane.leaves
+        drawn = (self._working(position, leaf, 0, self.k) for position, leaf in enumerate(leaves))
+        squares = [numbers.square().sum(1, dtype=torch.float64).to(leaves[0].device) for numbers in drawn]
+        return torch.stack(squares).sum(0).sqrt()
 
     def rows(self, position: int, like: Tensor, start: int, stop: int) -> Tensor:
         numbers = self._working(position, like, start, stop)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from ..ad import _torch
 from ..ad.jet import Quadratic
 from ..ad.passes import check_leaf
 from ..curvature import Curvature
@@ -18,10 +19,15 @@ from ..errors import OptimizationStalled
 from ..solvers import Adaptive, Solver, Status
 from .acceptance import Acceptance, Finite
 from .program import Program, as_closures
-from .report import Report
+from .report import LateReport, Report, Reports
 from .scaled import Scaled, clipped, finite, update
 
+if TYPE_CHECKING:
+    from .compiled import CompiledStep
+
 __all__ = ["HyperplaneSearch"]
+
+_LOOK_EVERY = 100  # steps of a compiled optimizer on CUDA between looks at how they went, each of which waits
 
 
 class HyperplaneSearch(torch.optim.Optimizer):
@@ -75,6 +81,7 @@ class HyperplaneSearch(torch.optim.Optimizer):
         accept: Acceptance | None = None,
         patience: int | None = 10,
         chunk_size: int | None = None,
+        compile: bool = False,
     ) -> None:
         _check_parts(directions, curvature, solver, accept)
         _check_whole("seed", seed, 0, 2**64 - 1)
@@ -88,7 +95,9 @@ class HyperplaneSearch(torch.optim.Optimizer):
         self.directions, self.curvature, self.solver = directions, curvature, solver
         self.samples, self.clip, self.maximize = samples, clip, maximize
         self.accept, self.patience, self.chunk_size = accept, patience, chunk_size
-        self._report: Report | None = None
+        self.compile = compile
+        self._compiled: CompiledStep | None = None
+        self._report: Report | LateReport | None = None
         self._ready = False  # all groups of the constructor are there
         defaults: dict[str, Any] = {
             "lr": lr,
@@ -106,6 +115,8 @@ class HyperplaneSearch(torch.optim.Optimizer):
         super().__init__(params, defaults)
         self._check(self._moving())
         self._ready = True
+        if compile:
+            _refuse_to_compile(self)
 
     # -- the surface of torch.optim ---------------------------------------------------------------------------------
 
@@ -133,10 +144,11 @@ class HyperplaneSearch(torch.optim.Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         # torch's keeps no attributes, so a copy would have no directions
         names = ("directions", "curvature", "solver", "samples", "clip", "maximize", "accept", "patience", "chunk_size")
-        return {**super().__getstate__(), **{name: getattr(self, name) for name in (*names, "_report", "_ready")}}
+        kept = {name: getattr(self, name) for name in (*names, "compile", "_report", "_ready")}
+        return {**super().__getstate__(), **kept, "_compiled": None}
 
     @property
-    def report(self) -> Report:
+    def report(self) -> Report | LateReport:
         """What the last step found and did."""
         if self._report is None:
             raise RuntimeError("there is no report before the first step; expected a call of step.")
@@ -152,10 +164,13 @@ class HyperplaneSearch(torch.optim.Optimizer):
         in ``report.aux`` (a list of them where there is a list of closures).
         """
         closures = as_closures(closure, batch)
-        moving = self._moving()
-        self._check(moving)
-        if not moving:
-            raise ValueError("no parameter requires grad; expected at least one that can move.")
+        moving = self._checked()
+        if self.compile and len(closures) == 1:
+            one = closure if callable(closure) else closure[0]
+            stacked = tuple(b.unsqueeze(0) if isinstance(b, Tensor) else b for b in batch)
+            reports = self._compiled_steps(one, stacked, 1, moving, has_aux)
+            if reports is not None:
+                return reports.loss[0]
         evaluates = self.accept is not None or isinstance(self.solver, Adaptive)
         leaves = [one.tensor for one in moving]
         repeats = evaluates or self.samples > 1 or self.chunk_size is not None
@@ -166,6 +181,61 @@ class HyperplaneSearch(torch.optim.Optimizer):
                 report = report._replace(status=Status.NONFINITE)
         self._finish(report)
         return report.loss
+
+    def steps(self, closure: Any, *batches: Tensor, has_aux: bool = False) -> Reports:
+        """Take a step with each entry of the batches' first axis, and return their reports.
+
+        The same as as many calls of :meth:`step`. With ``compile`` on CUDA the host only launches them, and waits for
+        nothing.
+        """
+        if not callable(closure):
+            raise TypeError(
+                f"steps got {type(closure).__name__}; expected a function of a batch that returns the loss."
+            )
+        counts = {batch.shape[0] for batch in batches if isinstance(batch, Tensor) and batch.ndim}
+        if len(counts) != 1 or not all(isinstance(batch, Tensor) and batch.ndim for batch in batches):
+            shapes = [tuple(b.shape) if isinstance(b, Tensor) else type(b).__name__ for b in batches]
+            raise ValueError(f"the batches are {shapes}; expected tensors with a first axis of one length, the steps.")
+        (count,) = counts
+        if not count:
+            raise ValueError("the batches have no entries; expected at least one step.")
+        if self.compile:
+            reports = self._compiled_steps(closure, batches, count, self._checked(), has_aux)
+            if reports is not None:
+                return reports
+        taken = []
+        for number in range(count):
+            self.step(closure, *(batch[number] for batch in batches), has_aux=has_aux)
+            taken.append(self.report)
+        aux = _torch.pytree.tree_map(_stacked, *(one.aux for one in taken)) if has_aux else None
+        return Reports.of(taken, aux)
+
+    def _compiled_steps(
+        self, closure: Any, batches: tuple[Any, ...], count: int, moving: list[Moving], has_aux: bool
+    ) -> Reports | None:
+        """Take the steps as a compiled graph, or return None where the closure cannot be one."""
+        if self._compiled is None:
+            from .compiled import CompiledStep  # it imports torch's compiler
+
+            self._compiled = CompiledStep(self)
+        reports = self._compiled(closure, batches, count, moving, has_aux)
+        if reports is None:
+            return None
+        self._report = reports[-1]
+        before = self.param_groups[0]["step"]
+        for group in self.param_groups:
+            group["step"] = before + count
+        at_once = moving[0].tensor.device.type == "cpu"
+        if self.patience is not None and (at_once or before // _LOOK_EVERY < (before + count) // _LOOK_EVERY):
+            self._count_bad(self._compiled.bad)
+        return reports
+
+    def _checked(self) -> list[Moving]:
+        moving = self._moving()
+        self._check(moving)
+        if not moving:
+            raise ValueError("no parameter requires grad; expected at least one that can move.")
+        return moving
 
     # -- one step ---------------------------------------------------------------------------------------------------
 
@@ -249,15 +319,18 @@ class HyperplaneSearch(torch.optim.Optimizer):
 
     def _finish(self, report: Report) -> None:
         self._report = report
-        bad = 0 if report.status is Status.OK else self.param_groups[0]["bad"] + 1
         for group in self.param_groups:
             group["step"] += 1
-            group["bad"] = bad
-        if self.patience is not None and bad >= self.patience:
-            for group in self.param_groups:
-                group["bad"] = 0
+        self._count_bad(0 if report.status is Status.OK else self.param_groups[0]["bad"] + 1)
+
+    def _count_bad(self, bad: int) -> None:
+        """Note how many steps in a row did not move the parameters, and raise if they are too many."""
+        stalled = self.patience is not None and bad >= self.patience
+        for group in self.param_groups:
+            group["bad"] = 0 if stalled else bad
+        if stalled:
             raise OptimizationStalled(
-                f"{bad} steps in a row did not move the parameters, the last with status {report.status.name}; "
+                f"{bad} steps in a row did not move the parameters, the last with status {self.report.status.name}; "
                 "expected fewer, or a larger patience."
             )
 
@@ -338,6 +411,16 @@ def _check_parts(directions: object, curvature: object, solver: object, accept: 
         raise TypeError(f"solver is {type(solver).__name__}; expected a solver such as JitteredInverse().")
     if accept is not None and not isinstance(accept, Acceptance):
         raise TypeError(f"accept is {type(accept).__name__}; expected an Acceptance or None.")
+
+
+def _stacked(*values: Any) -> Any:
+    return torch.stack(values) if isinstance(values[0], Tensor) else list(values)
+
+
+def _refuse_to_compile(optimizer: HyperplaneSearch) -> None:
+    from .compiled import refuse
+
+    refuse(optimizer)
 
 
 def _check_whole(name: str, value: object, least: int, most: int | None = None) -> None:

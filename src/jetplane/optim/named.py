@@ -29,6 +29,7 @@ class Options(TypedDict, total=False):
     accept: Acceptance | None
     patience: int | None
     chunk_size: int | None
+    compile: bool
 
 
 class FGD(HyperplaneSearch):

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
+from ..ad import _torch
+from ..ad.jet import Quadratic
 from ..solvers import Status
+from ..solvers.traced import CODES
 
 
 class Report(NamedTuple):
@@ -26,3 +31,112 @@ class Report(NamedTuple):
     status: Status  # OK, or why the parameters were not moved
     evaluations: int  # calls of closures
     aux: Any = None  # what the closure returned beside the loss, with has_aux=True
+
+
+class Packing(NamedTuple):
+    """The report of a compiled step as one vector, so that one copy takes it off the device's buffers."""
+
+    k: int
+    dtype: torch.dtype  # of the loss
+
+    @staticmethod
+    def pack(model: Quadratic, coefficients: Tensor, predicted: Tensor, code: Tensor) -> Tensor:
+        """(3 + 2 K + K^2,) in float64: loss, predicted, status, slope, coefficients, curvature."""
+        parts = [model.loss.reshape(1), predicted.reshape(1), code.reshape(1), model.slope, coefficients]
+        return torch.cat([part.to(torch.float64) for part in (*parts, model.curvature.reshape(-1))])
+
+
+class Reports:
+    """The reports of several steps, their numbers stacked along a first axis.
+
+    They may still be under way on the device; only what is turned into numbers of Python waits for them.
+    """
+
+    def __init__(self, packed: Tensor, packing: Packing, aux: Any) -> None:
+        self._packed = packed  # (n, 3 + 2 K + K^2)
+        self._k, self._dtype = packing
+        self.aux = aux  # what the closure returned beside the loss, each tensor (n, ...)
+
+    @staticmethod
+    def of(reports: Sequence[Report | LateReport], aux: Any) -> Reports:
+        """The reports of steps that were taken one by one."""
+        packed = [
+            Packing.pack(
+                Quadratic(one.loss, one.slope, one.curvature),
+                one.coefficients,
+                one.predicted,
+                torch.tensor(CODES.index(one.status), device=one.loss.device),
+            )
+            for one in reports
+        ]
+        return Reports(torch.stack(packed), Packing(reports[0].slope.shape[-1], reports[0].loss.dtype), aux)
+
+    def __len__(self) -> int:
+        return self._packed.shape[0]
+
+    def __getitem__(self, number: int) -> LateReport:
+        """The report of one step."""
+        aux = _torch.pytree.tree_map_only(Tensor, lambda tensor: tensor[number], self.aux)
+        return LateReport(self._packed[number], Packing(self._k, self._dtype), aux)
+
+    @property
+    def loss(self) -> Tensor:  # (n,)
+        return self._packed[:, 0].to(self._dtype)
+
+    @property
+    def predicted(self) -> Tensor:  # (n,)
+        return self._packed[:, 1].to(self._dtype)
+
+    @property
+    def code(self) -> Tensor:  # (n,): places of the statuses in tuple(Status)
+        return self._packed[:, 2].to(torch.int64)
+
+    @property
+    def status(self) -> list[Status]:
+        return [CODES[code] for code in self.code.tolist()]
+
+    @property
+    def slope(self) -> Tensor:  # (n, K)
+        return self._packed[:, 3 : 3 + self._k].to(self._dtype)
+
+    @property
+    def coefficients(self) -> Tensor:  # (n, K)
+        return self._packed[:, 3 + self._k : 3 + 2 * self._k].to(self._dtype)
+
+    @property
+    def curvature(self) -> Tensor:  # (n, K, K)
+        return self._packed[:, 3 + 2 * self._k :].reshape(-1, self._k, self._k).to(self._dtype)
+
+
+class LateReport:
+    """The report of one step whose numbers may still be under way: only asking for the status waits for them."""
+
+    def __init__(self, packed: Tensor, packing: Packing, aux: Any) -> None:
+        self._one = Reports(packed.unsqueeze(0), packing, None)
+        self.aux = aux
+        self.actual: Tensor | None = None
+        self.evaluations = 1
+
+    @property
+    def loss(self) -> Tensor:
+        return self._one.loss[0]
+
+    @property
+    def predicted(self) -> Tensor:
+        return self._one.predicted[0]
+
+    @property
+    def status(self) -> Status:
+        return self._one.status[0]
+
+    @property
+    def slope(self) -> Tensor:
+        return self._one.slope[0]
+
+    @property
+    def coefficients(self) -> Tensor:
+        return self._one.coefficients[0]
+
+    @property
+    def curvature(self) -> Tensor:
+        return self._one.curvature[0]

@@ -1,0 +1,167 @@
+"""Programs captured as graphs, so that a pass over them can be compiled once and run many times.
+
+Dynamo captures the user's program: parameters, buffers, batch and everything else that it reads become inputs of the
+graph, and its guards see to it that a changed shape, dtype, ``train()`` or ``eval()`` is captured anew. A pass over the
+graph is then traced with tensors that have no values, and compiled. Nothing that a step may change is baked in.
+"""
+
+from __future__ import annotations
+
+import logging
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import CaptureFailed
+from . import _torch
+
+__all__ = ["Captured", "Graph", "compiled"]
+
+log = logging.getLogger("jetplane")
+
+Run = Callable[[Sequence[Tensor]], Sequence[Tensor]]
+
+
+class Graph:
+    """A captured program: a function of its inputs to its outputs, one of them the loss."""
+
+    def __init__(self, module: torch.fx.GraphModule) -> None:
+        self._module = module
+        self.loss = _unmark(module)
+
+    def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """The program's outputs."""
+        return list(self._module(*inputs))
+
+    @property
+    def random(self) -> bool:
+        """Whether the program draws random numbers."""
+        tag = torch.Tag.nondeterministic_seeded
+        return any(
+            getattr(node.target, "__name__", "") in _RANDOM or tag in getattr(node.target, "tags", ())
+            for node in self._module.graph.nodes
+        )
+
+
+_RANDOM = {
+    *("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout", "rrelu"),
+    *("rand", "randn", "rand_like", "randn_like", "randint", "randint_like", "randperm", "normal", "bernoulli"),
+    *("multinomial", "poisson", "gumbel_softmax", "normal_", "uniform_", "bernoulli_", "random_", "exponential_"),
+    "scaled_dot_product_attention",
+}
+
+
+class Captured:
+    """A program ``func(*args) -> loss``, or ``-> (loss, aux)``, whose graphs are run by what ``build`` makes of them.
+
+    ``build(graph, inputs)`` is called once for each graph, with the tensors of the call that made it, and gives a
+    function of such tensors to the graph's outputs. The result of a call is the program's own, made of those outputs.
+    """
+
+    def __init__(self, build: Callable[[Graph, Sequence[Tensor]], Run], has_aux: bool) -> None:
+        self._build = build
+        self._count = 0
+        self._program = _torch.captured(_fresh(_with_aux if has_aux else _alone), self._backend)
+
+    def __call__(self, func: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """What ``func(*args)`` returns. CaptureFailed where it cannot be captured."""
+        try:
+            with torch.no_grad():
+                return self._program(func, args)
+        except _torch.capture_errors() as error:
+            raise CaptureFailed(_torch.explain_capture(error)) from error
+
+    def _backend(self, module: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
+        self._count += 1
+        log.info("captured graph %d of a program with %d inputs", self._count, len(inputs))
+        graph, run = Graph(module), None
+
+        def call(*inputs: Tensor) -> Sequence[Tensor]:
+            nonlocal run
+            if run is None:  # not before: here the tensors are those of the call itself
+                run = self._build(graph, inputs)
+            return run(inputs)
+
+        return call
+
+
+def _alone(func: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    return torch.ops.jetplane.loss(func(*args))
+
+
+def _with_aux(func: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    loss, aux = func(*args)
+    return torch.ops.jetplane.loss(loss), aux
+
+
+def _fresh(function: Any) -> types.FunctionType:
+    """A copy with a code object of its own: Dynamo keeps its graphs, and counts them, by code object."""
+    return types.FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
+
+
+@torch.library.custom_op("jetplane::loss", mutates_args=())
+def _mark(loss: Tensor) -> Tensor:
+    """The loss, told apart from the other outputs of a graph."""
+    return loss.clone()
+
+
+@_mark.register_fake
+def _(loss: Tensor) -> Tensor:
+    return torch.empty_like(loss)
+
+
+def _unmark(module: torch.fx.GraphModule) -> int:
+    """Take the mark out of the graph, and return which output is the loss."""
+    marks = [node for node in module.graph.nodes if node.target in (torch.ops.jetplane.loss, _MARK)]
+    (mark,) = marks
+    output = next(node for node in module.graph.nodes if node.op == "output")
+    position = list(output.args[0]).index(mark)
+    mark.target = torch.clone
+    module.recompile()
+    return position
+
+
+_MARK = torch.ops.jetplane.loss.default
+
+
+def compiled(function: Callable[[list[Tensor]], list[Tensor]], inputs: Sequence[Tensor], *, check: bool = True) -> Run:
+    """``function``, traced with tensors like ``inputs`` but without values, and compiled.
+
+    With ``check`` the outputs of both are compared, on copies of ``inputs``: a compiler may be wrong, too.
+    """
+    run, written = _torch.compiled(function, inputs)
+    storages = [tensor.untyped_storage().data_ptr() for tensor in inputs]
+    if any(inputs[place].numel() and storages.count(storages[place]) > 1 for place in written):
+        raise CaptureFailed("two of the tensors that the program reads share memory, and one of them is written")
+    if check:
+        _compare(function, run, inputs)
+    return run
+
+
+def _compare(function: Callable[[list[Tensor]], list[Tensor]], run: Run, inputs: Sequence[Tensor]) -> None:
+    """Raise CaptureFailed where the compiled function gives other numbers, beyond rounding."""
+    with torch.no_grad():
+        expected = function([tensor.detach().clone() for tensor in inputs])
+    actual = run([tensor.detach().clone() for tensor in inputs])
+    for number, (one, other) in enumerate(zip(expected, actual, strict=True)):
+        error = _difference(one, other)
+        if not error <= _TOLERANCE:
+            raise CaptureFailed(f"compiled, its output {number} differs by {error:.1e} from what it is uncompiled")
+
+
+_TOLERANCE = (
+    0.05  # of the largest entry: TF32, sums in another order and ties may differ; a wrong program differs by far
+)
+
+
+def _difference(one: Tensor, other: Tensor) -> float:
+    """The largest difference, relative to the largest entry; numbers that are not finite must agree."""
+    one, other = one.double(), other.double()
+    if not torch.equal(one.isfinite(), other.isfinite()):
+        return float("inf")
+    size = one.nan_to_num(0.0, 0.0, 0.0).abs().max() if one.numel() else torch.zeros(())
+    gap = (one - other).nan_to_num(0.0, 0.0, 0.0).abs().max() if one.numel() else torch.zeros(())
+    return float(gap / size) if size > 0 else float(gap)
