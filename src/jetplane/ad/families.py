@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -375,6 +375,57 @@ def product(pairs: PairSet, y: Tensor, lifted: Lifted, a: Any, b: Any) -> Operan
         None if xt is None or wt is None else pairs.bilinear(lifted, xt, wt),
     )
     return Operand(y, tangent, second)
+
+
+class Joint(Lifted, Protocol):
+    """A bilinear operation that can take the products of several left sides with several right sides in one call."""
+
+    def joint(self, a: Tensor, b: Tensor) -> Tensor: ...  # (K, *A), (L, *B) -> (K, L, *S)
+
+
+def joint_product(pairs: PairSet, lifted: Joint, a: Any, b: Any) -> Operand:
+    """The jet of B(a, b), value and rows from as few calls as there can be: for a compiler, to whom stacking is free.
+
+    All products of (x; its tangents) with (w; its tangents) are needed where all pairs are:
+
+        B(x, w)    B(x, w_j)         value                tangents
+        B(x_i, w)  B(x_i, w_j)       tangents             pairs, when symmetrised
+    """
+    x, w = primal_of(a), primal_of(b)
+    xt, wt = _rows_of(a, "tangent"), _rows_of(b, "tangent")
+    left = x.unsqueeze(0) if xt is None else torch.cat([x.unsqueeze(0), xt])
+    right = w.unsqueeze(0) if wt is None else torch.cat([w.unsqueeze(0), wt])
+    square = pairs.shape == "all" or (pairs.k == 1 and pairs.shape == "diagonal")
+    if xt is None or wt is None or square:
+        grid = lifted.joint(left, right)
+        value, down, across = grid[0, 0], grid[1:, 0], grid[0, 1:]
+        inner = grid[1:, 1:] if xt is not None and wt is not None else None
+    else:
+        column = lifted.joint(left, right[:1])[:, 0]
+        value, down, across = column[0], column[1:], lifted.joint(left[:1], right[1:])[0]
+        inner = None
+    tangent = total(part for part, rows in ((down, xt), (across, wt)) if rows is not None)
+    if not pairs.rows:
+        return Operand(value, tangent, None)
+    xs, ws = _rows_of(a, "second"), _rows_of(b, "second")
+    second = total(
+        (
+            None if xs is None else lifted.joint(xs, w.unsqueeze(0))[:, 0],
+            None if ws is None else lifted.joint(x.unsqueeze(0), ws)[0],
+            _symmetric(pairs, lifted, inner, xt, wt),
+        )
+    )
+    return Operand(value, tangent, second)
+
+
+def _symmetric(
+    pairs: PairSet, lifted: Lifted, inner: Tensor | None, xt: Tensor | None, wt: Tensor | None
+) -> Tensor | None:
+    if xt is None or wt is None:
+        return None
+    if inner is None:
+        return pairs.bilinear(lifted, xt, wt)
+    return 2 * inner[:, 0] if pairs.k == 1 else pairs.symmetrise(inner)
 
 
 def accumulate(rows: Tensor | None, *terms: Tensor | None) -> Tensor | None:

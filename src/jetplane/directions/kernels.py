@@ -52,8 +52,8 @@ def _fill(out, seed, step, place, start, size, WIDE: tl.constexpr, COUNTERS: tl.
     k1 = ((key >> 32) & 0xFFFFFFFF).to(tl.uint32)
     zero = tl.zeros((COUNTERS,), tl.uint32)
     c0 = counter.to(tl.uint32)
-    c1 = zero + (row + start).to(tl.uint32)
-    c2 = zero + place.to(tl.uint32)
+    c1 = (tl.zeros((COUNTERS,), tl.int64) + row + start).to(tl.uint32)
+    c2 = (tl.zeros((COUNTERS,), tl.int64) + place).to(tl.uint32)
     c3 = zero + tl.load(step).to(tl.uint32)
     w0, w1, w2, w3 = _philox(c0, c1, c2, c3, zero + k0, zero + k1)
     line = out + row.to(tl.int64) * size

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...errors import UnsupportedProgram
+from .. import _torch
 from ..families import composite, jet_rule, primal_of
 from ..jet import Operand, PairSet
 
@@ -69,6 +71,42 @@ for _space, _packets in _RESIZE.items():
 # -- maxima: the values are gathered from the plane of each channel -----------------------------------------------
 
 
+def _tiles(
+    kernel: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+    ceil_mode: bool = False,
+) -> bool:
+    """Whether the windows of a pool are small and lie side by side."""
+    plain = not any(padding) and all(n == 1 for n in dilation) and not ceil_mode
+    return plain and len(kernel) == 2 and math.prod(kernel) <= 9 and list(stride) in ([], list(kernel))
+
+
+class _Windows:
+    """The rows at the maxima of windows side by side: reads all of each window, in order.
+
+    A compiler makes one pass of it with what stands before; the memory of a gather is read in no order.
+    """
+
+    def __init__(self, indices: Tensor, x: Tensor, kernel: Sequence[int]) -> None:
+        (self._height, self._width), (self._down, self._across) = indices.shape[-2:], kernel
+        row = torch.arange(self._height, device=x.device).unsqueeze(1) * self._down
+        column = torch.arange(self._width, device=x.device) * self._across
+        self._place = indices - (row * x.shape[-1] + column)  # of the maximum, from the window's corner
+        self._line = x.shape[-1]
+
+    def __call__(self, rows: Tensor | None) -> Tensor | None:
+        if rows is None:
+            return None
+        out = torch.zeros((), dtype=rows.dtype, device=rows.device)
+        for down in range(self._down):
+            for across in range(self._across):
+                one = rows[..., down :: self._down, across :: self._across][..., : self._height, : self._width]
+                out = torch.where(self._place == down * self._line + across, one, out)
+        return out
+
+
 def gathered(op: Any, space: int) -> None:
     """An operation (values, indices) whose values are x at flat indices into its last ``space`` axes."""
 
@@ -77,6 +115,9 @@ def gathered(op: Any, space: int) -> None:
         if not isinstance(x, Operand):  # fractional pooling: perturbed random samples
             return op(x, *map(primal_of, args), **kwargs)
         values, indices = op(x.primal, *map(primal_of, args), **kwargs)
+        if op is aten.max_pool2d_with_indices.default and _torch.is_fake(type(indices)) and _tiles(*args, **kwargs):
+            windows = _Windows(indices, x.primal, args[0])
+            return Operand(values, windows(x.tangent), windows(x.second)), indices
         size = math.prod(x.primal.shape[-space:])
         planes = torch.arange(0, x.primal.numel(), max(size, 1), device=indices.device)
         # one long gather is faster than one per plane

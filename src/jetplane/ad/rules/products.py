@@ -8,12 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import _torch
 from ..families import (
     accumulate,
     align,
     bilinear,
     composite,
     jet_rule,
+    joint_product,
     primal_of,
     primals_of,
     product,
@@ -46,6 +48,9 @@ class MatMul:
             return (a.reshape(k * m, inner) @ wide).reshape(k, m, rows, n).permute(0, 2, 1, 3)
         return torch.matmul(a[:, None], b[None])
 
+    def joint(self, a: Tensor, b: Tensor) -> Tensor:
+        return self.grid(a, b)
+
 
 def _matmul(op: Any, a: Tensor, b: Tensor) -> MatMul:
     return MatMul()
@@ -77,6 +82,11 @@ def _affine(bias: Any, beta: Any, inner: Operand, alpha: Any) -> Operand:
 @jet_rule(aten.addmm.default, "bilinear")
 @jet_rule(aten.baddbmm.default, "bilinear")
 def _addmm(pairs: PairSet, op: Any, bias: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Operand:
+    if op is aten.addmm.default and isinstance(b, Operand) and _torch.is_fake(type(b.primal)):
+        jet = joint_product(pairs, MatMul(), a, b)
+        value = jet.primal if alpha == 1 else jet.primal * alpha
+        value = value + (primal_of(bias) if beta == 1 else primal_of(bias) * beta)
+        return _affine(bias, beta, Operand(value, jet.tangent, jet.second), alpha)
     y = op(*primals_of((bias, a, b)), beta=beta, alpha=alpha)
     return _affine(bias, beta, product(pairs, y, MatMul(), a, b), alpha)
 
@@ -123,6 +133,9 @@ composite(aten._trilinear, _trilinear)
 # -- convolution --------------------------------------------------------------------------------------------------
 
 
+_FEW = 32  # numbers that an output depends on
+
+
 @dataclass(frozen=True)
 class Convolution:
     """A convolution without bias over rows: input rows join the batch, weight rows the output channels."""
@@ -158,6 +171,32 @@ class Convolution:
         y = self(x.flatten(0, 1), self._wide(w)).unflatten(0, x.shape[:2])
         y = self._channels_to_rows(y, w.shape[0])  # (K, B, g, L, O/g, ...)
         return y.movedim(3, 1).flatten(3, 4)
+
+    def joint(self, x: Tensor, w: Tensor) -> Tensor:
+        """All x (K, B, ...) with all w (L, O, ...) in one call, laid out as the device likes it: (K, L, B, O, ...)."""
+        y = self._laid_out(x.flatten(0, 1), self._wide(w)).unflatten(0, x.shape[:2])
+        return self._channels_to_rows(y, w.shape[0]).movedim(3, 1).flatten(3, 4)
+
+    def _laid_out(self, x: Tensor, w: Tensor) -> Tensor:
+        if x.device.type != "cuda" or len(self.stride) != 2 or self.transposed:
+            return self(x, w)
+        if self.groups == 1 and w[0].numel() <= _FEW and not any(self.padding) and set(self.dilation) == {1}:
+            return self._as_matrices(x, w)
+        # tensor cores read channels last; the copies are a part of what made x
+        last = torch.channels_last
+        return self(x.contiguous(memory_format=last), w.contiguous(memory_format=last))
+
+    def _as_matrices(self, x: Tensor, w: Tensor) -> Tensor:
+        """A convolution with so few inputs to each output that no library uses tensor cores for it, as one product."""
+        (down, across), (height, width) = self.stride, w.shape[2:]
+        patches = x.unfold(2, height, down).unfold(3, width, across)  # (N, C, oh, ow, height, width)
+        n, _, oh, ow = patches.shape[:4]
+        flat = patches.permute(0, 2, 3, 1, 4, 5).reshape(n * oh * ow, -1)
+        kernels = w.flatten(1)
+        spare = -flat.shape[1] % 4  # rows that begin at 16 bytes
+        if spare:
+            flat, kernels = (torch.nn.functional.pad(one, (0, spare)) for one in (flat, kernels))
+        return (flat @ kernels.T).reshape(n, oh, ow, -1).permute(0, 3, 1, 2)
 
     def paired(self, x: Tensor, w: Tensor) -> Tensor:
         rows = x.shape[0]
@@ -195,13 +234,23 @@ def _convolution(
     groups: int,
     *flags: bool,
 ) -> Operand:
-    y = op(*primals_of((x, w, bias)), stride, padding, dilation, transposed, output_padding, groups, *flags)
     lifted = Convolution(list(stride), list(padding), list(dilation), transposed, list(output_padding), groups)
     unbatched = primal_of(x).ndim == len(stride) + 1
+    shape = (-1, *(1,) * len(stride))
+    if _torch.is_fake(type(primal_of(x))) and not unbatched and isinstance(w, Operand):
+        jet = joint_product(pairs, lifted, x, w)
+        if bias is not None:
+            jet = Operand(jet.primal + primal_of(bias).reshape(shape), jet.tangent, jet.second)
+        return _with_bias(jet, bias, shape)
+    y = op(*primals_of((x, w, bias)), stride, padding, dilation, transposed, output_padding, groups, *flags)
     jet = product(pairs, y, lifted, x, w) if not unbatched else _unbatched(pairs, y, lifted, x, w)
+    return _with_bias(jet, bias, shape)
+
+
+def _with_bias(jet: Operand, bias: Any, shape: tuple[int, ...]) -> Operand:
+    """The jet with the rows of the bias added, one number for each channel."""
     if not isinstance(bias, Operand):
         return jet
-    shape = (-1, *(1,) * len(stride))
     parts = [None if r is None else r.reshape(r.shape[0], *shape) for r in (bias.tangent, bias.second)]
     return _affine(Operand(bias.primal.reshape(shape), *parts), 1, jet, 1)
 
