@@ -1,4 +1,4 @@
-"""The command line: ``jetplane demo``, ``jetplane coverage`` and ``jetplane rosenbrock``."""
+"""The command line: ``jetplane COMMAND``, one module for each command."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 
 import jetplane
 
-from . import coverage, data, demo, rosenbrock
+from . import bench, coverage, data, demo, report, reproduce, rosenbrock, train, tune
 
 __all__ = ["main"]
 
-_COMMANDS = (demo, data, coverage, rosenbrock)
+_COMMANDS = (demo, train, tune, reproduce, report, data, rosenbrock, bench, coverage)
 
 
 class _Parser(argparse.ArgumentParser):

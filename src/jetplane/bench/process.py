@@ -1,0 +1,78 @@
+"""One task in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jetplane
+
+from . import memory
+from .task import Task
+
+__all__ = ["run"]
+
+Result = dict[str, Any]
+
+
+def run(task: Task, expected: dict[str, Any] | None, fomoh: Path | None, timeout: float) -> Result:
+    """The result of a task; whatever goes wrong with the process is a result as well."""
+    order = {"task": task.plain(), "expected": expected, "fomoh": None if fomoh is None else str(fomoh.resolve())}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "jetplane.bench.measure"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=_environment(task),
+        start_new_session=True,  # so that compilers it started end with it
+    )
+    try:
+        out, errors = process.communicate(json.dumps(order), timeout=timeout)
+    except subprocess.TimeoutExpired:
+        _end(process)
+        return {"status": "failed", "reason": f"it took longer than {timeout:g} s"}
+    except BaseException:
+        _end(process)
+        raise
+    return _answer(process.returncode, out, errors)
+
+
+def _answer(code: int, out: str, errors: str) -> Result:
+    if code == 0:
+        try:
+            answer = json.loads(out)
+        except json.JSONDecodeError:
+            answer = None
+        if isinstance(answer, dict) and "status" in answer:
+            return answer
+    if code < 0:
+        name = signal.Signals(-code).name
+        why = ", perhaps for want of memory" if name == "SIGKILL" else ""
+        return {"status": "failed", "reason": f"the process ended with {name}{why}"}
+    last = next((line.strip() for line in reversed(errors.splitlines()) if line.strip()), "without a word")
+    return {"status": "failed", "reason": f"the process ended with status {code}: {last}"[:300]}
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End a process and what it started."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)  # the session is its own, so the group is no one else's
+    process.communicate()
+
+
+def _environment(task: Task) -> dict[str, str]:
+    found = dict(os.environ)
+    package = str(Path(jetplane.__file__).parents[1])
+    found["PYTHONPATH"] = os.pathsep.join(part for part in (package, found.get("PYTHONPATH")) if part)
+    found["OMP_NUM_THREADS"] = str(task.threads)
+    found["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # or JAX's peak would be most of the device
+    found["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    if task.does == "memory":
+        found |= memory.ENVIRONMENT
+    return found

@@ -1,0 +1,101 @@
+"""Whole optimization steps: directions, pass, solve and update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jetplane.directions import Gaussian, Plane
+from jetplane.optim import FoMoHKD
+from jetplane.solvers import JitteredInverse
+from jetplane.testing.oracle import double_backward
+
+from .problem import Problem
+from .systems import Prepared, Setting, System, authors, compiled
+from .systems.base import as_plane, torch_wait
+
+__all__ = ["STEPS", "step_error"]
+
+# small, so that a timing of many steps stays in one regime; the work of a step does not depend on it
+_LR = 1e-3
+
+
+def _optimizer(problem: Problem, options: dict[str, Any]) -> Callable[[], Tensor]:
+    # patience=None: a step that is not taken is measured as well, and must not end the measurement
+    search = FoMoHKD(problem.params.values(), lr=_LR, k=problem.k, patience=None, **options)
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        return problem.loss_on(x, y)
+
+    return lambda: search.step(loss, problem.x, problem.y)
+
+
+def _ours(options: Callable[[], dict[str, Any]]) -> Callable[[Problem, Setting], Prepared]:
+    def prepare(problem: Problem, setting: Setting) -> Prepared:
+        return Prepared(_optimizer(problem, options()), as_plane, torch_wait(setting.device))
+
+    return prepare
+
+
+def _authors(problem: Problem, setting: Setting) -> Prepared:
+    step = authors.load(setting.fomoh, "opt").optimizer_step_plane_Nd
+    model, loss = authors.model_of(problem, setting.fomoh)
+
+    def call() -> Any:
+        with torch.no_grad():
+            return step(model, loss, 1, problem.x, problem.y, N=problem.k, device=setting.device, lr=_LR)
+
+    return Prepared(call, as_plane, torch_wait(setting.device))
+
+
+def _backprop(problem: Problem, setting: Setting) -> Prepared:
+    search = torch.optim.SGD(problem.params.values(), lr=_LR)
+
+    def call() -> Tensor:
+        search.zero_grad()
+        loss = problem.loss()
+        loss.backward()
+        search.step()
+        return loss
+
+    return Prepared(call, as_plane, torch_wait(setting.device))
+
+
+STEPS: dict[str, System] = {
+    system.name: system
+    for system in (
+        System("backprop", "a step of SGD with a backward pass, for scale", "scale", _backprop),
+        System("jetplane", "a step of FoMoH-KD, eager", "ours", _ours(dict)),
+        System(
+            *("jetplane-compiled", "the same, compiled", "ours", _ours(compiled.step_options)),
+            missing=lambda setting: compiled.no_compiled_step(),
+            compiled=True,
+        ),
+        System("fomoh", "the authors' step of FoMoH-KD", "peer", _authors, authors.SYSTEMS[0].missing),
+    )
+}
+
+
+def step_error(system: str, k: int, model: str, depth: int, batch: int, device: str) -> float:
+    """How far one step of ours in float64 is from Newton's step in the same plane by double backward, relatively."""
+    make = {"jetplane": dict, "jetplane-compiled": compiled.step_options}[system]
+    problem = Problem(model, k, batch, depth, torch.float64, device)
+    leaves = list(problem.params.values())
+    before = [leaf.detach().clone() for leaf in leaves]
+
+    def no_gradient() -> list[Tensor]:
+        raise AssertionError("normal directions need no gradient")
+
+    drawn = Gaussian(k).draw(Plane(0, 0, 0, leaves, no_gradient))
+    rows = [drawn.rows(position, leaf.detach(), 0, k) for position, leaf in enumerate(leaves)]
+    expected = double_backward(problem.loss, leaves, rows)
+    coefficients = JitteredInverse()(expected).coefficients.to(rows[0])
+    _optimizer(problem, make())()
+    worst = 0.0
+    for leaf, start, row in zip(leaves, before, rows, strict=True):
+        move = _LR * torch.tensordot(coefficients, row, 1)
+        worst = max(worst, float((leaf.detach() - start - move).abs().max() / move.abs().max()))
+    return worst

@@ -1,0 +1,21 @@
+"""The report: runs read from disk, gathered into the paper's rows, and written as a page, Markdown or thin JSON."""
+
+from .document import page
+from .groups import method_label, sections, slug
+from .runs import RunRecord, read, thin
+from .tables import Cell, Column, Table
+from .text import markdown
+
+__all__ = [
+    "Cell",
+    "Column",
+    "RunRecord",
+    "Table",
+    "markdown",
+    "method_label",
+    "page",
+    "read",
+    "sections",
+    "slug",
+    "thin",
+]

@@ -1,0 +1,144 @@
+"""Data that lies on the device, the order of an epoch, and the mean NLL and accuracy of a split."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from .config import DTYPES, Config
+
+if TYPE_CHECKING:
+    from ..data import Dataset, Split
+
+__all__ = ["Resident", "Samples", "batches", "evaluate", "grouped", "place"]
+
+_CHUNK = {"cpu": 1_000, "cuda": 10_000}  # digits evaluated together: the CNN's activations then take 0.1 or 1 GB
+_MASK = 2**64 - 1
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Scaled images and their labels on one device."""
+
+    images: Tensor  # (N, 1, 28, 28)
+    labels: Tensor  # (N,), int64
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class Resident:
+    """The two splits of a run on its device; several runs of one data set, device and dtype may share it."""
+
+    train: Samples
+    validation: Samples
+    device: torch.device
+    dtype: torch.dtype
+    name: str
+    hold_out: int
+    sha256: dict[str, str]  # of the files that it was read from
+
+
+def place(dataset: Dataset | None, config: Config, data_dir: str | None = None) -> Resident:
+    """The data of ``config`` on its device; None loads the data set that it names."""
+    from .. import data  # here, so that what reads files is imported where there are files to read
+
+    if dataset is None:
+        dataset = data.load(config.dataset, data_dir)
+    train, validation = dataset.train, dataset.test
+    if config.hold_out:
+        if config.hold_out >= len(train.labels):
+            raise ValueError(
+                f"hold_out is {config.hold_out}, but the training split of {dataset.name} has {len(train.labels)} "
+                "digits; expected fewer."
+            )
+        train, validation = data.hold_out(train, config.hold_out)
+    for name, split in (("training", train), ("validation", validation)):
+        if not len(split.labels):
+            raise ValueError(f"the {name} split of {dataset.name} is empty; expected at least one digit.")
+    device, dtype = torch.device(config.device), DTYPES[config.dtype]
+
+    def on_device(split: Split) -> Samples:
+        return Samples(data.scaled(split.images, device, dtype), split.labels.to(device))
+
+    return Resident(
+        *(on_device(train), on_device(validation), device, dtype),
+        name=dataset.name,
+        hold_out=config.hold_out,
+        sha256=dataset.sha256,
+    )
+
+
+def batches(count: int, size: int, seed: int, epoch: int, device: torch.device) -> list[Tensor]:
+    """The indices of an epoch's batches on the device: a random order of 0 ... count - 1, the last batch smaller.
+
+    A function of (seed, epoch) alone: torch.randperm with a generator of its own on the CPU, seeded with
+    `mixed(seed, epoch)`. Moved to the device at once.
+
+    Example:
+        >>> first = batches(5, 2, seed=0, epoch=1, device=torch.device("cpu"))
+        >>> [len(index) for index in first], sorted(torch.cat(first).tolist())
+        ([2, 2, 1], [0, 1, 2, 3, 4])
+    """
+    generator = torch.Generator().manual_seed(mixed(seed, epoch))
+    return list(torch.randperm(count, generator=generator).to(device).split(size))
+
+
+def grouped(order: list[Tensor], at_once: int) -> list[Tensor]:
+    """Up to ``at_once`` batches of one size stacked, (n, size) each, in their order.
+
+    Example:
+        >>> [tuple(group.shape) for group in grouped(list(torch.arange(7).split(2)), at_once=2)]
+        [(2, 2), (1, 2), (1, 1)]
+    """
+    groups: list[list[Tensor]] = []
+    for index in order:
+        if groups and len(groups[-1]) < at_once and len(groups[-1][0]) == len(index):
+            groups[-1].append(index)
+        else:
+            groups.append([index])
+    return [torch.stack(group) for group in groups]
+
+
+def mixed(seed: int, epoch: int) -> int:
+    """A number below 2^63 from (seed, epoch): the finaliser of SplitMix64 over seed + (epoch + 1) * golden ratio.
+
+    Neighbouring seeds and epochs give numbers without a visible relation, so no two runs share their orders.
+
+    Example:
+        >>> len({mixed(seed, epoch) for seed in range(50) for epoch in range(50)})
+        2500
+    """
+    z = (_scrambled(seed) + (epoch + 1) * 0x9E3779B97F4A7C15) & _MASK
+    return _scrambled(z) >> 1
+
+
+def _scrambled(z: int) -> int:
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return z ^ (z >> 31)
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, samples: Samples) -> tuple[float, float]:
+    """The mean NLL and the accuracy over a split, in large chunks; sums in float64, fetched once."""
+    sums = [_sums(model, images, labels) for images, labels in _chunks(samples)]
+    nll, hits = torch.stack(sums).sum(0).tolist()
+    return nll / len(samples), hits / len(samples)
+
+
+def _chunks(samples: Samples) -> Iterator[tuple[Tensor, Tensor]]:
+    size = _CHUNK[samples.labels.device.type]
+    yield from zip(samples.images.split(size), samples.labels.split(size), strict=True)
+
+
+def _sums(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    logits = model(images)
+    nll = functional.cross_entropy(logits, labels, reduction="none").sum(dtype=torch.float64)
+    return torch.stack([nll, (logits.argmax(1) == labels).sum().to(torch.float64)])

@@ -1,0 +1,84 @@
+"""The optimizer of a config: jetplane's for the forward-only methods, torch's for backpropagation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from jetplane import optim, solvers
+
+from .backprop import Backprop
+from .config import Config
+
+__all__ = ["Method", "make", "scheduled"]
+
+
+class Method(Protocol):
+    """What the training loop asks of an optimizer."""
+
+    @property
+    def report(self) -> Any: ...
+
+    def step(self, loss_fn: Any, *batch: Any, has_aux: bool = False) -> Tensor: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+_SOLVERS: dict[str, Callable[[], solvers.Solver]] = {
+    "jittered-inverse": solvers.JitteredInverse,
+    "saddle-free": solvers.SaddleFree,
+    "softabs": solvers.SoftAbs,
+}
+_ADAPTIVE: dict[str, Callable[[float], solvers.Solver]] = {
+    "damped": solvers.Damped,
+    "trust-region": solvers.TrustRegion,
+    "cubic": solvers.Cubic,
+}
+
+
+def make(config: Config, parameters: Iterable[Tensor]) -> Method:
+    """The optimizer of ``config``'s method and options."""
+    moving = list(parameters)
+    if config.method in ("backprop", "sgd"):
+        return Backprop(torch.optim.SGD(moving, config.lr, config.momentum, weight_decay=config.weight_decay))
+    if config.method == "adam":
+        eps = 1e-8 if config.eps is None else config.eps
+        return Backprop(torch.optim.Adam(moving, config.lr, eps=eps, weight_decay=config.weight_decay))
+    # patience: None, for a run of 3000 epochs must not end for ten bad steps; they are counted in the metrics
+    options: dict[str, Any] = {
+        "seed": config.seed,
+        "clip": config.clip,
+        "weight_decay": config.weight_decay,
+        "patience": None,
+    }
+    if config.compile:
+        options["compile"] = True
+    if config.method == "fgd":
+        return optim.FGD(moving, config.lr, config.k, **options)
+    if (solver := _solver(config)) is not None:
+        options["solver"] = solver
+    if config.method == "fomoh-kd":
+        return optim.FoMoHKD(moving, config.lr, config.k, **options)
+    named = {"fomoh": optim.FoMoH, "fomoh-bp": optim.FoMoHBP}[config.method]
+    return named(moving, config.lr, **options)
+
+
+def scheduled(method: Method) -> torch.optim.Optimizer:
+    """The torch optimizer whose lr a scheduler sets."""
+    found = method.optimizer if isinstance(method, Backprop) else method
+    assert isinstance(found, torch.optim.Optimizer)
+    return found
+
+
+def _solver(config: Config) -> solvers.Solver | None:
+    """The solver that was asked for; None for the method's own."""
+    if config.solver == "absolute-curvature" or config.eps is not None:
+        return solvers.AbsoluteCurvature() if config.eps is None else solvers.AbsoluteCurvature(config.eps)
+    if config.solver in _ADAPTIVE:
+        return _ADAPTIVE[config.solver](1.0 if config.start is None else config.start)
+    return None if config.solver is None else _SOLVERS[config.solver]()

@@ -1,0 +1,460 @@
+"""``jetplane bench``: systems give the reference's numbers, wrong ones are not timed, runs go on where they stood."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from jetplane.bench import clock, growth, measure, memory, oracle, plots, process, roofline, run, steps, table
+from jetplane.bench.environment import environment
+from jetplane.bench.grids import points
+from jetplane.bench.precision import tolerance
+from jetplane.bench.problem import MODELS, Plane, Problem
+from jetplane.bench.systems import SYSTEMS, Prepared, Setting, System, authors, find, jax_peer, taylor
+from jetplane.bench.task import Point, Task
+from jetplane.cli import bench
+from jetplane.experiments.records import Records
+
+EAGER = [name for name, system in SYSTEMS.items() if system.kind != "scale" and not system.twin]
+FOMOH = Path(os.environ["JETPLANE_FOMOH"]) if "JETPLANE_FOMOH" in os.environ else None  # the authors' code, if at hand
+TINY = Task("check", "quadratic", "jetplane", "mlp", k=2, batch=4, depth=2, precision="float64")
+
+
+def order(*words: str) -> argparse.Namespace:
+    top = argparse.ArgumentParser()
+    bench.add_parser(top.add_subparsers())
+    return top.parse_args(["bench", *words])
+
+
+def nothing(result: Any) -> None:
+    """There is no device to wait for."""
+
+
+# -- systems ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("name", EAGER)
+def test_a_system_gives_the_numbers_of_double_backward(name: str, model: str) -> None:
+    why = SYSTEMS[name].missing(Setting(model, "cpu", FOMOH))
+    if why is not None:
+        pytest.skip(why)
+    task = TINY.but(system=name, model=model, depth=2 if model == "mlp" else 0)
+    expected = measure.run(task.but(does="oracle"))
+    result = measure.run(task, expected, FOMOH)
+    assert result["status"] == "ok" and result["error"] <= SYSTEMS[name].accuracy <= 1e-6, result
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name, system in SYSTEMS.items() if system.twin])
+def test_a_compiled_peer_gives_the_numbers_of_double_backward(name: str) -> None:
+    why = SYSTEMS[name].missing(Setting("logistic-regression", "cpu", None))
+    if why is not None:
+        pytest.skip(why)
+    task = TINY.but(system=name, model="logistic-regression", depth=0)
+    result = process.run(task, measure.run(task.but(does="oracle")), None, timeout=300)
+    assert result["status"] == "ok" and result["error"] < 1e-9, result
+
+
+def test_a_wrong_system_is_told_and_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = find("jetplane")
+
+    def prepare(problem: Problem, setting: Setting) -> Prepared:
+        inner = right.prepare(problem, setting)
+
+        def call() -> Plane:
+            found = inner.call()
+            return found._replace(curvature=1.001 * found.curvature)
+
+        return inner._replace(call=call)
+
+    monkeypatch.setitem(SYSTEMS, "off", System("off", "off by a thousandth", "peer", prepare))
+    task = TINY.but(does="time", system="off")
+    result = measure.run(task, measure.run(task.but(does="oracle")))
+    assert result["status"] == "wrong" and "median_ms" not in result
+    assert result["reason"] == "it differs from double backward by 1.0e-03, and 1.0e-09 is allowed"
+
+
+def test_a_result_that_is_not_finite_is_wrong() -> None:
+    plane = Plane(torch.tensor(1.0), torch.ones(2), torch.eye(2))
+    assert math.isinf(oracle.relative_error(plane._replace(slope=torch.tensor([1.0, math.nan])), plane))
+    assert measure._judged(math.inf, 1.0)["status"] == "wrong"
+    json.dumps(measure._judged(math.inf, 1.0), allow_nan=False)
+
+
+def test_a_result_of_another_shape_is_an_error() -> None:
+    plane = Plane(torch.tensor(1.0), torch.ones(2), torch.eye(2))
+    with pytest.raises(ValueError, match=r"the slope has shape \(3,\); expected \(2,\)"):
+        oracle.relative_error(plane._replace(slope=torch.ones(3)), plane)
+
+
+def test_the_tolerance_follows_the_rounding_of_double_backward() -> None:
+    assert tolerance("float64") == 1e-9
+    assert tolerance("float32", 0.01) == 0.1
+
+
+def test_systems_that_cannot_run_say_why(tmp_path: Path) -> None:
+    assert authors.SYSTEMS[0].missing(Setting("cnn", "cpu", None)) is not None
+    assert authors.SYSTEMS[0].missing(Setting("rosenbrock", "cpu", tmp_path)) == "the authors' code has no rosenbrock"
+    assert find("func-nested-graph").missing(Setting("cnn", "cpu", None)) == "CUDA graphs need a CUDA device"
+    if importlib.util.find_spec("jax") is None:
+        assert jax_peer.SYSTEMS[0].missing(Setting("cnn", "cpu", None)) == "JAX is not installed"
+    if importlib.util.find_spec("jet") is None:
+        assert "is not installed" in str(taylor.SYSTEMS[0].missing(Setting("tanh-regression", "cpu", None)))
+    with pytest.raises(ImportError, match="there is no fomoh package in"):
+        authors.load(tmp_path, "nn")
+    with pytest.raises(RuntimeError, match="no checkout of the authors' code was named"):
+        measure.run(TINY.but(system="fomoh"))
+
+
+def test_another_package_of_the_name_jet_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "jet.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "jet", raising=False)
+    problem = Problem("tanh-regression", 2, 4)
+    with pytest.raises(ImportError, match=r"is not torch-jet; expected jet-for-pytorch"):
+        find("torch-jet").prepare(problem, Setting("tanh-regression", "cpu", None))
+    monkeypatch.delitem(sys.modules, "jet", raising=False)
+
+
+def test_an_unknown_system_is_answered_with_a_suggestion() -> None:
+    with pytest.raises(ValueError, match=r"there is no system 'jaxnested' \(did you mean jax-nested\?\)"):
+        find("jaxnested")
+
+
+# -- problems and tasks -------------------------------------------------------------------------------------------
+
+
+def test_a_problem_is_the_same_in_every_process_and_precision() -> None:
+    state = torch.get_rng_state()
+    one, two = Problem("mlp", 2, 4, 3), Problem("mlp", 2, 4, 3, torch.float64)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(a.double(), b) for a, b in zip(one.params.values(), two.params.values(), strict=True))
+    assert torch.equal(one.directions["0.weight"].double(), two.directions["0.weight"])
+    assert len(one.params) == 8  # three hidden layers and the output
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Problem("resnet", 1, 1), "the model is 'resnet'; expected one of cnn"),
+        (lambda: Problem("mlp", 1, 1), "the depth of the MLP is 0; expected at least 1"),
+        (lambda: TINY.but(does="sing"), "does is 'sing'; expected one of oracle"),
+        (lambda: TINY.but(k=0), "k is 0; expected a whole number of at least 1"),
+        (lambda: TINY.but(precision="tf32"), "the precision is tf32 on cpu; expected a CUDA device"),
+        (lambda: Task.of({**TINY.plain(), "colour": 1}), "a task has no colour; expected batch"),
+    ],
+)
+def test_bad_tasks_say_what_is_wrong(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_the_grids_name_each_point_once() -> None:
+    full = points("quadratic", "full", cuda=False)
+    assert len(full) == len(set(full))
+    assert {point.depth for point in full if point.model == "mlp"} == {1, 2, 4, 8, 16}
+    assert [p.precision for p in points("quadratic", "paper", cuda=True)] == ["tf32"] * 3
+    assert [p.batch for p in points("step", "paper", cuda=True)] == [2048, 512]
+    (only,) = points("eager-overhead", "paper", cuda=False, models=["cnn"], batches=[64])
+    assert only == Point("step", "rosenbrock", 0, 2, 1, "float32")
+    (mlp,) = points("quadratic", "quick", cuda=False, models=["mlp"], ks=[2], depths=[3])
+    assert (mlp.depth, mlp.k) == (3, 2)
+
+
+# -- clock, memory, roofline --------------------------------------------------------------------------------------
+
+
+def test_samples_are_at_least_as_many_as_asked_and_short_calls_are_grouped() -> None:
+    calls = []
+    times, inner = clock.sample(lambda: calls.append(1), nothing, repeats=5, seconds=0.0)
+    assert len(times) == 5 and inner > 1 and len(calls) >= 5 * inner
+    times, inner = clock.sample(lambda: time.sleep(0.01), nothing, repeats=2, seconds=0.1)
+    assert inner == 1 and min(times) >= 0.01 and sum(times) >= 0.1
+    found = clock.summary([0.004, 0.001, 0.002, 0.003])
+    assert (found["q1_ms"], found["median_ms"], found["q3_ms"]) == (1.75, 2.5, 3.25)
+    assert clock.summary([0.5])["q3_ms"] == 500.0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="resident memory is read from /proc")
+def test_resident_peak_is_exact_in_a_process_of_its_own() -> None:
+    code = (
+        "import torch; from jetplane.bench import memory\n"
+        "def call():\n"
+        "    a = torch.ones(2**22); b = a + 1; del a; c = b + 1; return float(c[0])\n"  # two of 16 MiB at a time
+        "print(memory.resident_peak(call, lambda r: None), memory.tensor_peak(call))"
+    )
+    environ = os.environ | memory.ENVIRONMENT | {"OMP_NUM_THREADS": "1"}
+    found = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
+    resident, tensors = (int(word) / 2**20 for word in found.stdout.split()[-2:])
+    assert abs(resident - 32) < 0.5
+    assert abs(tensors - 32) < 0.1
+
+
+def test_memory_that_cannot_be_reset_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any, **options: Any) -> int:
+        raise OSError("read-only")
+
+    monkeypatch.setattr(Path, "write_text", refuse)
+    with pytest.raises(RuntimeError, match=r"cannot be reset here \(read-only\); expected Linux"):
+        memory._reset()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
+def test_a_process_that_wants_more_memory_than_there_is_fails_with_words() -> None:
+    huge = TINY.but(does="time", system="func-nested", batch=10**9, precision="float32")
+    result = process.run(huge, None, None, timeout=60)
+    assert result["status"] == "failed" and "allocate" in result["reason"]
+
+
+def test_the_floor_counts_what_cannot_be_avoided() -> None:
+    k, batch = 3, 16
+    problem = Problem("mlp", k, batch, 2)
+    counted = roofline.count(problem, "cpu")
+    first, second, third = 784 * 256, 256 * 256, 256 * 10
+    # value and tangents in the first layer; 1 + 2K + K^2 products in the second, whose input has no second rows
+    # yet; all of them in the third
+    products = first * (1 + k) + second * (1 + 2 * k + k * k) + third * (1 + 2 * k + k * k + k * (k + 1) // 2)
+    assert counted["flops"] == 2 * batch * products
+    parameters = first + second + third + 256 + 256 + 10
+    rows = 256 * batch * ((1 + k) + (1 + k + 6))
+    assert counted["bytes"] == 4 * ((1 + k) * parameters + 784 * batch + 2 * rows)
+
+
+# -- steps --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["logistic-regression", "rosenbrock"])
+def test_the_timed_step_is_newtons_step_in_the_plane(model: str) -> None:
+    assert steps.step_error("jetplane", 2, model, 0, 8, "cpu") < 1e-9
+
+
+def test_the_authors_step_is_checked_by_their_plane_and_ours_as_a_step() -> None:
+    plan = run.Plan([])
+    point = Point("step", "cnn", 0, 3, 64, "float32")
+    theirs, ours = (plan.check_of(point, steps.STEPS[name]) for name in ("fomoh", "jetplane"))
+    assert theirs is not None and ours is not None
+    assert (theirs.what, ours.what, ours.precision) == ("quadratic", "step", "float64")
+    assert run.Plan([], check="timed").check_of(point, steps.STEPS["jetplane"]) is not None
+    quadratic = point._replace(what="quadratic")
+    assert run.Plan([], check="timed").check_of(quadratic, SYSTEMS["jetplane"]) is None
+    twin = plan.check_of(quadratic, SYSTEMS["func-loop-compiled"])
+    assert twin is not None and twin.system == "func-loop"
+
+
+# -- growth, tables, figures --------------------------------------------------------------------------------------
+
+
+def synthetic(system: str, kind: str, law: Callable[[int], float]) -> list[dict[str, Any]]:
+    common = {"what": "quadratic", "model": "cnn", "depth": 0, "batch": 8, "precision": "float32", "status": "ok"}
+    spread = {"q1_ms": 1.0, "q3_ms": 2.0, "first_call_s": 0.1}
+    return [
+        {**common, **spread, "system": system, "kind": kind, "k": k, "median_ms": law(k), "peak_mib": 2.0 * k}
+        for k in (1, 2, 4, 8)
+    ]
+
+
+def test_laws_are_found_again() -> None:
+    rows = synthetic("jetplane", "ours", lambda k: 5 + 3 * k + 2 * k * k) + synthetic(
+        "other", "peer", lambda k: 4 * k**3
+    )
+    found = {(law["system"], law["quantity"]): law for law in growth.laws(rows)}
+    assert found["jetplane", "median_ms"]["polynomial"]["coefficients"] == pytest.approx([5, 3, 2])
+    assert found["other", "median_ms"]["power"]["exponent"] == pytest.approx(3)
+    assert found["other", "median_ms"]["power"]["factor"] == pytest.approx(4)
+    assert found["other", "peak_mib"]["power"]["exponent"] == pytest.approx(1)
+    assert all(law["axis"] == "k" for law in growth.laws(rows))
+    assert growth.laws(rows[:2]) == []
+    assert "power" not in growth.fit([(1, 0.0), (2, 1.0), (3, 2.0)], 1)  # no logarithm of zero
+
+
+def test_figures_are_drawn_for_what_grows(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    rows = synthetic("jetplane", "ours", lambda k: 1.0 + k) + synthetic("other", "peer", lambda k: 1.0 + k * k)
+    for row in rows[4:]:
+        del row["peak_mib"]  # a memory process that failed
+    paths = plots.draw(rows, growth.laws(rows), tmp_path)
+    assert {path.name for path in paths} == {
+        f"k-quadratic-cnn-batch8-float32{s}" for s in (".png", ".svg", "-dark.png")
+    }
+    assert all(path.stat().st_size > 1000 for path in paths)
+
+
+def test_wrong_systems_are_not_ranked() -> None:
+    rows = [synthetic(name, "peer", lambda k: 1.0)[0] for name in ("slow", "wrong")]
+    ours = synthetic("jetplane", "ours", lambda k: 0.5)[0]
+    rows[1] |= {"status": "wrong", "reason": "it differs"}
+    rows[1].pop("median_ms")
+    run._ranked([*rows, ours])
+    assert (ours["best_peer"], ours["to_best_peer"]) == ("slow", 0.5)
+    assert "to_best_peer" not in rows[1]
+    text = table.text([*rows, ours]).splitlines()
+    assert [line.split()[0] for line in text[1:]] == ["jetplane", "slow", "wrong"]
+    assert "WRONG: it differs" in text[3]
+
+
+# -- processes ----------------------------------------------------------------------------------------------------
+
+
+def test_a_process_that_takes_too_long_is_ended() -> None:
+    result = process.run(TINY, None, None, timeout=0.05)
+    assert result == {"status": "failed", "reason": "it took longer than 0.05 s"}
+
+
+def test_a_process_that_dies_is_a_result() -> None:
+    assert "SIGKILL, perhaps for want of memory" in process._answer(-signal.SIGKILL, "", "")["reason"]
+    assert process._answer(1, "", "Traceback\nNameError: x\n")["reason"].endswith("status 1: NameError: x")
+    assert process._answer(0, "no JSON", "")["status"] == "failed"
+
+
+def test_what_goes_wrong_in_a_process_is_said_in_its_answer() -> None:
+    result = process.run(TINY.but(model="nothing"), None, None, timeout=60)
+    assert result["status"] == "failed"
+    assert result["reason"].startswith("ValueError: the model is 'nothing'; expected one of")
+
+
+# -- the command --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> list[str]:
+    words = "--models logistic-regression --k 2 --batch 4 --systems jetplane func-loop --threads 1"
+    return [*words.split(), "--repeats", "2", "--seconds", "0", "--out", str(tmp_path / "run")]
+
+
+def test_the_command_measures_writes_and_goes_on(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small.append("--check=timed")  # fewer processes
+    assert bench.run(order(*small)) == 0
+    seen = capsys.readouterr()
+    assert "quadratic, logistic-regression, K=2, batch 4, float32" in seen.out and "func-loop" in seen.out
+    whole = json.loads((tmp_path / "run" / "results.json").read_text())
+    rows = {row["system"]: row for row in whole["results"]}
+    ours, peer = rows["jetplane"], rows["func-loop"]
+    assert ours["status"] == peer["status"] == "ok" and ours["error"] < 1e-3
+    assert ours["to_best_peer"] == pytest.approx(ours["median_ms"] / peer["median_ms"], abs=1e-4)
+    assert ours["over_floor"] > 0 and ours["peak_mib"] >= 0 and ours["q1_ms"] <= ours["median_ms"] <= ours["q3_ms"]
+    assert whole["environment"]["torch"] == torch.__version__ and whole["ceilings"]["float32"]["flops_per_s"] > 0
+    assert whole["command"].startswith("jetplane bench --grid quick") and str(tmp_path) not in json.dumps(whole)
+
+    lines = (tmp_path / "run" / "measurements.jsonl").read_text().splitlines()
+    with pytest.raises(ValueError, match="holds measurements; expected --resume"):
+        bench.run(order(*small))
+    # one measurement is lost half-way: it alone is repeated, with the same result files
+    (tmp_path / "run" / "measurements.jsonl").write_text("\n".join([*lines[:-1], lines[-1][:20]]))
+    done: list[Task] = []
+    inner = process.run
+
+    def counted(task: Task, *rest: Any) -> dict[str, Any]:
+        done.append(task)
+        return inner(task, *rest)
+
+    monkeypatch.setattr(process, "run", counted)
+    assert bench.run(order(*small, "--resume")) == 0
+    assert [task.key for task in done] == [json.loads(lines[-1])["key"]]
+
+
+def test_measurements_of_another_machine_are_not_mixed(small: list[str], tmp_path: Path) -> None:
+    where = environment("cpu", 1) | {"torch": "1.0"}
+    Records(tmp_path / "run" / "measurements.jsonl", where)
+    with pytest.raises(ValueError, match=r"were made with torch 1\.0, and this is .*; expected the same"):
+        bench.run(order(*small, "--resume"))
+    (tmp_path / "run" / "measurements.jsonl").write_text("{")
+    with pytest.raises(ValueError, match="is damaged in its first line"):
+        bench.run(order(*small, "--resume"))
+
+
+def test_what_failed_is_tried_again_and_a_failure_of_ours_is_an_exit_status(
+    small: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tried: list[str] = []
+
+    def fail(task: Task, *rest: Any) -> dict[str, Any]:
+        tried.append(task.does)
+        return {"status": "failed", "reason": "no luck"}
+
+    monkeypatch.setattr(process, "run", fail)
+    assert bench.run(order(*small)) == 1
+    assert "FAILED: there is no reference: no luck" in capsys.readouterr().out
+    assert tried == ["ceilings", "oracle"]  # what needs the reference is not tried
+    assert bench.run(order(*small, "--resume")) == 1
+    assert tried == ["ceilings", "oracle"] * 2
+
+
+def test_a_system_that_is_wrong_in_float64_is_not_timed(
+    small: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tried: list[str] = []
+
+    def answer(task: Task, *rest: Any) -> dict[str, Any]:
+        tried.append(f"{task.does} {task.system}")
+        if task.does == "check" and task.system == "func-loop":
+            return {"status": "wrong", "reason": "it differs", "error": 1.0}
+        if task.does in ("oracle", "check"):
+            return {"status": "ok", "count": {"flops": 8, "bytes": 4}, "plane": {}, "rounding": 0.0}
+        if task.does == "ceilings":
+            return {"status": "failed", "reason": "no luck"}
+        return {"status": "ok", "first_call_s": 1.0, **clock.summary([0.001]), "peak_bytes": 2**20}
+
+    monkeypatch.setattr(process, "run", answer)
+    assert bench.run(order(*small)) == 0  # a peer's mistake is not ours, and without ceilings there is no floor
+    assert "time jetplane" in tried and "check func-loop" in tried and "time func-loop" not in tried
+    out = capsys.readouterr().out
+    assert "WRONG: its check in float64: it differs" in out and "1.0 MiB" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--systems", "jaxx"], "there is no system 'jaxx'"),
+        (["--device", "tpu"], "--device is 'tpu'; expected cpu, cuda or cuda:0"),
+        (["--precision", "tf32"], "--precision tf32 needs --device cuda"),
+        (["--peer-fomoh", "/nowhere"], "--peer-fomoh /nowhere holds no fomoh package"),
+    ],
+)
+def test_bad_arguments_say_what_is_wrong(words: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        bench.run(order(*words))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--k", "0"], "argument --k: is '0'; expected a positive whole number"),
+        (["--seconds", "nan"], "argument --seconds: is 'nan'; expected a number of seconds"),
+        (["--memory-processes=-1"], "argument --memory-processes: is '-1'; expected a whole number"),
+    ],
+)
+def test_arguments_that_are_no_numbers_end_the_command(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        order(*words)
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_missing_device_is_said() -> None:
+    with pytest.raises(ValueError, match="--device is cuda, but torch finds no CUDA device here"):
+        bench.run(order("--device", "cuda"))
+
+
+def test_the_list_says_what_can_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.run(order("--list", "--models", "cnn")) == 0
+    out = capsys.readouterr().out
+    assert "func-nested-graph" in out and "cannot run: CUDA graphs need a CUDA device" in out
+    assert "[cannot run: no checkout of the authors' code was named with --peer-fomoh]" in out
