@@ -351,6 +351,10 @@ def test_the_command_measures_writes_and_goes_on(
     assert whole["environment"]["torch"] == torch.__version__ and whole["ceilings"]["float32"]["flops_per_s"] > 0
     assert whole["command"].startswith("jetplane bench --grid quick") and str(tmp_path) not in json.dumps(whole)
 
+    assert bench.run(order("--show", str(tmp_path / "run" / "results.json"))) == 0
+    shown = capsys.readouterr().out
+    assert shown.splitlines() == seen.out.splitlines()[: len(shown.splitlines())]
+
     lines = (tmp_path / "run" / "measurements.jsonl").read_text().splitlines()
     with pytest.raises(ValueError, match="holds measurements; expected --resume"):
         bench.run(order(*small))
@@ -445,6 +449,12 @@ def test_arguments_that_are_no_numbers_end_the_command(
     with pytest.raises(SystemExit):
         order(*words)
     assert message in capsys.readouterr().err
+
+
+def test_a_file_without_results_is_said(tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text('{"results": [{}]}')
+    with pytest.raises(ValueError, match=r"results\.json holds no results of jetplane bench \(KeyError: 'growth'\)"):
+        bench.run(order("--show", str(tmp_path / "results.json")))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

@@ -164,7 +164,7 @@ def test_the_statuses_of_compiled_steps_are_read_with_the_rest() -> None:
         buffer.copy_(
             torch.tensor([[loss, 0.0, code, -3.0, 0.5, 4.0] for loss, code in zip(losses, codes, strict=True)])
         )
-        tally.accumulate_steps(Reports(buffer, Packing(1, torch.float32), torch.ones(3, dtype=torch.int64)), size=2)
+        tally.accumulate_steps(Reports(buffer, Packing(1, torch.float32), torch.ones(3, dtype=torch.int64)), [2, 2, 2])
     running = tally.fetch()
     assert running.not_taken == {"FLAT": 4}
     assert (running.nll, running.accuracy, running.first_loss) == (3.0, 0.5, 1.0)

@@ -37,6 +37,12 @@ class Graph:
         return list(self._module(*inputs))
 
     @property
+    def text(self) -> str | None:
+        """The program as text, equal for equal programs; None where it holds more than text can say."""
+        nodes = self._module.graph.nodes
+        return None if any(node.op in ("get_attr", "call_module") for node in nodes) else self._module.code
+
+    @property
     def random(self) -> bool:
         """Whether the program draws random numbers."""
         tag = torch.Tag.nondeterministic_seeded

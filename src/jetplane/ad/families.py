@@ -395,7 +395,8 @@ def joint_product(pairs: PairSet, lifted: Joint, a: Any, b: Any) -> Operand:
     xt, wt = _rows_of(a, "tangent"), _rows_of(b, "tangent")
     left = x.unsqueeze(0) if xt is None else torch.cat([x.unsqueeze(0), xt])
     right = w.unsqueeze(0) if wt is None else torch.cat([w.unsqueeze(0), wt])
-    square = pairs.shape == "all" or (pairs.k == 1 and pairs.shape == "diagonal")
+    # with one direction all four products in one call are faster than the three of first order in two
+    square = pairs.shape == "all" or pairs.k == 1
     if xt is None or wt is None or square:
         grid = lifted.joint(left, right)
         value, down, across = grid[0, 0], grid[1:, 0], grid[0, 1:]

@@ -50,8 +50,14 @@ def run(task: Task, expected: dict[str, Any] | None = None, fomoh: Path | None =
         return _judged(error, precision.tolerance("float64"))
     # JAX has the device for itself: torch keeps its copy of the problem on the CPU
     problem = _problem(task, "cpu" if system.library == "jax" else task.device)
-    meter = _meter(task, system, problem)
+    meter: Meter | None = None
+    if task.device.startswith("cuda") and system.library == "torch":
+        with torch.no_grad():
+            problem.loss()  # the workspaces of torch's libraries are there from the first product on
+        meter = memory.CudaPeak()
     prepared = system.prepare(problem, setting)
+    if task.device.startswith("cuda") and system.library == "jax":
+        meter = jax_peer.AllocatorPeak()  # the arguments are on the device now
     result, seconds = clock.first_call(prepared.call, prepared.wait)
     judged: Result = {"status": "ok"}
     if expected is not None:
@@ -94,17 +100,6 @@ def _judged(error: float, tolerance: float) -> Result:
     size = f"{error:.1e}" if math.isfinite(error) else "a number that is not finite"
     reason = f"it differs from double backward by {size}, and {tolerance:.1e} is allowed"
     return {"status": "wrong", "reason": reason, "error": error if math.isfinite(error) else None}
-
-
-def _meter(task: Task, system: System, problem: Problem) -> Meter | None:
-    """What measures the peak on CUDA, from now on."""
-    if not task.device.startswith("cuda"):
-        return None
-    if system.library == "jax":
-        return jax_peer.AllocatorPeak()
-    with torch.no_grad():
-        problem.loss()  # the workspaces of torch's libraries are there from the first product on
-    return memory.CudaPeak()
 
 
 def _measured(task: Task, system: System, prepared: Prepared, meter: Meter | None) -> Result:

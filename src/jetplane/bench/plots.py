@@ -117,7 +117,7 @@ def _panel(
             linewidth=2.2 if ours else 1.1,
             markersize=6 if ours else 4.5,
             zorder=3 if ours else 2,
-            label=f"{system} ~ {_LABELS[axis]}^{exponent:.2f}",
+            label=f"{system}: time ~ {_LABELS[axis]}^{exponent:.2f}",
         )
         if "polynomial" in law:
             low, high = points[0][0], points[-1][0]

@@ -42,6 +42,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         "  jetplane bench --grid full --out runs/full        growth with K, batch and depth, with figures\n"
         "  jetplane bench --grid paper --device cuda --systems jetplane jetplane-compiled jax-nested\n"
         "  jetplane bench --what step eager-overhead         whole steps of FoMoH-KD\n"
+        "  jetplane bench --show results.json                tables and figures again\n"
         "  jetplane bench --list                             the systems, and which of them can run here",
     )
     add = parser.add_argument
@@ -63,6 +64,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     add("--peer-fomoh", type=Path, metavar="PATH", help="checkout of the authors' code (SRI-CSL/fomoh)")
     add("--out", type=Path, default=Path("runs/bench"), metavar="DIR", help="(default: %(default)s)")
     add("--resume", action="store_true", help="go on with the measurements in DIR")
+    add("--show", type=Path, metavar="FILE", help="tables and figures of a results.json, without measuring")
     add("--list", action="store_true", help="show the systems and whether they can run here")
     return parser
 
@@ -72,6 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
     _check(arguments)
     if arguments.list:
         return _list(arguments)
+    if arguments.show is not None:
+        return _again(arguments.show)
     threads = arguments.threads or _cores()
     wanted = [point for what in arguments.what for point in _points(arguments, what)]
     if not wanted:
@@ -184,6 +188,21 @@ def _list(arguments: argparse.Namespace) -> int:
             setting = Setting((arguments.models or MODELS)[0], arguments.device, arguments.peer_fomoh)
             state = ", ".join(models) if models else f"cannot run: {system.missing(setting)}"
             print(f"  {system.name:<22} {system.about}  [{state}]")
+    return 0
+
+
+def _again(path: Path) -> int:
+    """Show the results of an earlier run, perhaps of another machine, with figures beside them."""
+    try:
+        whole = json.loads(path.read_text(encoding="utf-8"))
+        rows, laws, where = whole["results"], whole["growth"], whole["environment"]
+        points = dict.fromkeys(Point(*(row[name] for name in Point._fields)) for row in rows)
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} holds no results of jetplane bench ({type(error).__name__}: {error})") from None
+    print(", ".join(f"{name} {value}" for name, value in where.items()))
+    for point in points:
+        _show(point, [row for row in rows if all(row[name] == value for name, value in point._asdict().items())])
+    _draw(rows, laws, path.parent)
     return 0
 
 

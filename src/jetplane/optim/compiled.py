@@ -9,6 +9,7 @@ finite is masked on the device, and its status read when somebody asks.
 from __future__ import annotations
 
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -127,10 +128,7 @@ class CompiledStep:
         leaves = [(number, places[id(one.tensor)]) for number, one in enumerate(moving) if id(one.tensor) in places]
         if not leaves:
             raise ValueError("the closure uses none of the parameters; expected a loss that depends on them.")
-        body = _Body(graph, optimizer, moving, leaves)
-        if body.backward and graph.random:
-            raise CaptureFailed("its random numbers would not be the same in the backward pass and in the forward one")
-        run = compiled(body, [*inputs, *control.tensors], check=not graph.random)
+        run, packing = _compiled(_Body(graph, optimizer, moving, leaves), [*inputs, *control.tensors])
         many = Replayed(run) if control.device.type == "cuda" else partial(repeated, run)
         expected = [(place, moving[number].tensor) for number, place in leaves]
 
@@ -145,12 +143,39 @@ class CompiledStep:
             given = {id(one): batch for one, batch in zip(first, batches, strict=True) if isinstance(one, Tensor)}
             fed = {place: given[id(tensor)] for place, tensor in enumerate(inputs) if id(tensor) in given}
             *outputs, packed = many([*inputs, *self._control.tensors], fed, count)
-            self._made = packed, body.packing
+            self._made = packed, packing
             once = [output[0] for output in outputs]
             self._stacked = {id(one): output for one, output in zip(once, outputs, strict=True)}
             return once
 
         return step
+
+
+_SHARED: OrderedDict[Any, tuple[Run, Packing]] = OrderedDict()  # steps that are alike but for their tensors
+_KEPT = 16
+
+
+def _compiled(body: _Body, inputs: list[Tensor]) -> tuple[Run, Packing]:
+    """The compiled step: that of another optimizer where all but the tensors is the same, as for several seeds."""
+    key = body.key(inputs)
+    if key is not None and key in _SHARED:
+        _SHARED.move_to_end(key)
+        return _SHARED[key]
+    try:
+        run = compiled(body, inputs, check=not body.graph.random)
+    except CaptureFailed:
+        raise
+    except Exception as error:  # whatever it is, the program can still be run as it is, and says what is wrong then
+        text = " ".join(str(error).split())
+        raise CaptureFailed(f"{type(error).__name__}: {text[:300]}") from error
+    if body.backward and body.graph.random:
+        raise CaptureFailed("its random numbers would not be the same in the backward pass and in the forward one")
+    made = run, body.packing
+    if key is not None:
+        _SHARED[key] = made
+        if len(_SHARED) > _KEPT:
+            _SHARED.popitem(last=False)
+    return made
 
 
 class Control:
@@ -192,7 +217,7 @@ class _Body:
     def __init__(
         self, graph: Graph, optimizer: HyperplaneSearch, moving: list[Moving], leaves: list[tuple[int, int]]
     ) -> None:
-        self._graph = graph
+        self.graph = graph
         self._optimizer = optimizer
         self._leaves = leaves  # number among the moving parameters, place among the inputs
         self._labels = [one.label for one in moving]
@@ -202,6 +227,22 @@ class _Body:
         self.k = optimizer.directions.count(self._plain)
         self.packing = Packing(self.k, torch.float32)
         self.backward = False
+
+    def key(self, inputs: list[Tensor]) -> Any:
+        """All that the compiled step depends on but the values of its inputs; None where that cannot be said."""
+        text = self.graph.text
+        if text is None:
+            return None
+        optimizer = self._optimizer
+        parts = optimizer.directions, optimizer.curvature, optimizer.solver, optimizer.clip, optimizer.maximize
+        shapes = tuple((tuple(one.shape), one.dtype) for one in self._plain)
+        tensors = tuple((tuple(t.shape), t.stride(), t.dtype, t.device, t.requires_grad) for t in inputs)
+        try:
+            key = text, parts, tuple(self._leaves), shapes, self._scaled, self._decayed, tensors
+            hash(key)
+        except TypeError:  # a part of the user's that cannot be compared
+            return None
+        return key
 
     def __call__(self, inputs: list[Tensor]) -> list[Tensor]:
         *tensors, whole, rates = inputs
@@ -237,8 +278,8 @@ class _Body:
         for number, leaf in leaves.items():
             one.perturb(Leaf(leaf, number, drawn, tuple(range(self.k))), self._labels[number])
         with torch.no_grad(), one.running():
-            outputs = self._graph(tensors)
-        model = self._optimizer.curvature.model(one.jet(outputs[self._graph.loss]), pairs)
+            outputs = self.graph(tensors)
+        model = self._optimizer.curvature.model(one.jet(outputs[self.graph.loss]), pairs)
         self.packing = Packing(self.k, model.loss.dtype)
         return outputs, model
 
@@ -249,7 +290,7 @@ class _Body:
         copies = [tensor.detach().clone() for tensor in tensors]
         wanted = [copies[place].requires_grad_() for place in places]
         with torch.enable_grad():
-            loss = self._graph(copies)[self._graph.loss]
+            loss = self.graph(copies)[self.graph.loss]
             parts = torch.autograd.grad(loss.reshape(()), wanted, allow_unused=True, materialize_grads=True)
         found = {number: part for (number, _), part in zip(self._leaves, parts, strict=True)}
         return [found[n] if n in found else _zeros(like) for n, like in enumerate(self._plain)]

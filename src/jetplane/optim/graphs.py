@@ -43,6 +43,9 @@ class Replayed:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._calls = 0
+        # A stream of its own to capture on: matrix libraries keep a workspace for each stream, and two graphs that use
+        # the same one must not run at the same time.
+        self._stream = torch.cuda.Stream()
         self._graph: torch.cuda.CUDAGraph | None = None
         self._inputs: list[Tensor] = []  # at the addresses that the graph reads
         self._copied: set[int] = set()
@@ -104,7 +107,7 @@ class Replayed:
         cursor = self._cursor = torch.zeros(1, dtype=torch.int64, device=inputs[0].device)
         self._outputs = [one.new_empty((count, *one.shape)) for one in self._like]
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, stream=self._stream):
             now = list(self._inputs)
             for place, batch in self._batches.items():
                 now[place] = batch.index_select(0, cursor).squeeze(0)

@@ -66,6 +66,7 @@ def _prepare(vectorised: bool, problem: Problem, setting: Setting) -> Prepared:
     rows = [_transposed(d) for d in problem.directions.values()]
     i, j = torch.triu_indices(k, k, device=problem.x.device)
     pairs = list(zip(i.tolist(), j.tolist(), strict=True))
+    diagonal = (i == j).nonzero().squeeze(1)
 
     def one_by_one() -> Any:
         outputs = [loss_of(model(x, [d[a] for d in rows], [d[b] for d in rows]), y) for a, b in pairs]
@@ -81,7 +82,7 @@ def _prepare(vectorised: bool, problem: Problem, setting: Setting) -> Prepared:
             value, first, second = together() if vectorised else one_by_one()
             curvature = second.new_zeros(k, k)
             curvature[i, j] = curvature[j, i] = second
-            return Plane(value, first[i == j], curvature)
+            return Plane(value, first[diagonal], curvature)
 
     return Prepared(call, as_plane, torch_wait(setting.device))
 

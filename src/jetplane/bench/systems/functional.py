@@ -45,13 +45,14 @@ def _loop(one: Callable[..., Any], k: int, params: Params, v: Params, x: Tensor,
 
 
 def _pairs(loss_of: Callable[..., Tensor], k: int, params: Params, v: Params, x: Tensor, y: Tensor) -> Plane:
-    pairs = [(i, j) for i in range(k) for j in range(i, k)]
-    first, second = ([pair[side] for pair in pairs] for side in (0, 1))
-    left, right = ({name: rows[side] for name, rows in v.items()} for side in (first, second))
+    i, j = torch.triu_indices(k, k, device=x.device)
+    left, right = ({name: rows[side] for name, rows in v.items()} for side in (i, j))
     value, slope, entries = vmap(lambda a, b: _pair(lambda p: loss_of(p, x, y), params, a, b))(left, right)
-    at = {pair: number for number, pair in enumerate(pairs)}
-    order = [at[min(i, j), max(i, j)] for i in range(k) for j in range(k)]
-    return Plane(value[0], slope[[at[i, i] for i in range(k)]], entries[order].reshape(k, k))
+    n = torch.arange(k, device=x.device)
+    curvature = entries.new_zeros(k, k)
+    curvature[i, j] = entries
+    curvature[j, i] = entries
+    return Plane(value[0], slope[n * k - n * (n - 1) // 2], curvature)  # where the pairs (n, n) stand
 
 
 def _nested(loss_of: Callable[..., Tensor], k: int, params: Params, v: Params, x: Tensor, y: Tensor) -> Plane:

@@ -37,7 +37,7 @@ class AllocatorPeak:
         self._before = self._stat("bytes_in_use")
 
     def read(self) -> int:
-        """The peak until now, without what the arguments take."""
+        """The peak until now."""
         return self._stat("peak_bytes_in_use") - self._before
 
     def _stat(self, name: str) -> int:

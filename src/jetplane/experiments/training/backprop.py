@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from jetplane.optim.graphs import Replayed, repeated
 from jetplane.solvers import Status
 
-__all__ = ["Backprop", "BackpropReport"]
+__all__ = ["Backprop", "BackpropReport", "BackpropReports"]
 
 
 class BackpropReport(NamedTuple):
@@ -19,6 +21,13 @@ class BackpropReport(NamedTuple):
     loss: Tensor  # (), before the step
     aux: Any  # what the function returned beside the loss
     status: Status = Status.OK  # a torch optimizer moves always
+
+
+class BackpropReports(NamedTuple):
+    """Several steps, stacked."""
+
+    loss: Tensor  # (n,)
+    aux: Tensor | None  # (n, ...)
 
 
 class Backprop:
@@ -35,6 +44,7 @@ class Backprop:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer  # what a scheduler is given
         self._report: BackpropReport | None = None
+        self._replayed: tuple[Any, Replayed] | None = None
 
     @property
     def report(self) -> BackpropReport:
@@ -53,6 +63,24 @@ class Backprop:
         self.optimizer.step()
         self._report = BackpropReport(loss.detach(), aux)
         return loss.detach()
+
+    def steps(self, loss_fn: Callable[..., Any], *batches: Tensor, has_aux: bool = False) -> BackpropReports:
+        """Take a step with each entry of the batches' first axis. On CUDA they are replayed as a graph, as ours are."""
+        count = len(batches[0])
+        fed = dict(enumerate(batches))
+        if not batches[0].is_cuda:
+            outputs = repeated(partial(self._launch, loss_fn, has_aux), batches, fed, count)
+        else:
+            rates = tuple(float(group["lr"]) for group in self.optimizer.param_groups)  # the graph has them as numbers
+            if self._replayed is None or self._replayed[0] != (rates, has_aux):
+                self._replayed = (rates, has_aux), Replayed(partial(self._launch, loss_fn, has_aux))
+            outputs = self._replayed[1]([batch[0] for batch in batches], fed, count)
+        self._report = BackpropReport(outputs[0][-1], outputs[1][-1] if has_aux else None)
+        return BackpropReports(outputs[0], outputs[1] if has_aux else None)
+
+    def _launch(self, loss_fn: Callable[..., Any], has_aux: bool, batch: Sequence[Tensor]) -> list[Tensor]:
+        self.step(loss_fn, *batch, has_aux=has_aux)
+        return [self.report.loss, self.report.aux] if has_aux else [self.report.loss]
 
     def state_dict(self) -> dict[str, Any]:
         """torch's."""

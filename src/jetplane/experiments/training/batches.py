@@ -15,7 +15,7 @@ from .config import DTYPES, Config
 if TYPE_CHECKING:
     from ..data import Dataset, Split
 
-__all__ = ["Resident", "Samples", "batches", "evaluate", "grouped", "place"]
+__all__ = ["Resident", "Samples", "batches", "evaluate", "padded", "place"]
 
 _CHUNK = {"cpu": 1_000, "cuda": 10_000}  # digits evaluated together: the CNN's activations then take 0.1 or 1 GB
 _MASK = 2**64 - 1
@@ -90,20 +90,18 @@ def batches(count: int, size: int, seed: int, epoch: int, device: torch.device) 
     return list(torch.randperm(count, generator=generator).to(device).split(size))
 
 
-def grouped(order: list[Tensor], at_once: int) -> list[Tensor]:
-    """Up to ``at_once`` batches of one size stacked, (n, size) each, in their order.
+def padded(order: list[Tensor]) -> Tensor:
+    """All batches of an epoch, (n, size), the last one filled up with -1: one shape is compiled once.
 
     Example:
-        >>> [tuple(group.shape) for group in grouped(list(torch.arange(7).split(2)), at_once=2)]
-        [(2, 2), (1, 2), (1, 1)]
+        >>> padded(list(torch.arange(5).split(2)))
+        tensor([[ 0,  1],
+                [ 2,  3],
+                [ 4, -1]])
     """
-    groups: list[list[Tensor]] = []
-    for index in order:
-        if groups and len(groups[-1]) < at_once and len(groups[-1][0]) == len(index):
-            groups[-1].append(index)
-        else:
-            groups.append([index])
-    return [torch.stack(group) for group in groups]
+    *full, last = order
+    size = len(full[0]) if full else len(last)
+    return torch.stack([*full, functional.pad(last, (0, size - len(last)), value=-1)])
 
 
 def mixed(seed: int, epoch: int) -> int:

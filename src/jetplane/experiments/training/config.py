@@ -23,9 +23,9 @@ _TAKES: dict[str, tuple[str, ...]] = {
     "fomoh": ("eps", "clip", "weight_decay", "solver", "start", "compile"),
     "fomoh-bp": ("eps", "clip", "weight_decay", "solver", "start", "compile"),
     "fomoh-kd": ("k", "clip", "weight_decay", "solver", "start", "compile"),
-    "backprop": (),
-    "sgd": ("weight_decay", "momentum"),
-    "adam": ("eps", "weight_decay"),
+    "backprop": ("compile",),
+    "sgd": ("weight_decay", "momentum", "compile"),
+    "adam": ("eps", "weight_decay", "compile"),
 }
 METHODS = tuple(_TAKES)
 SECOND_ORDER = ("fomoh", "fomoh-bp", "fomoh-kd")  # measure the curvature

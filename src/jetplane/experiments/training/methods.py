@@ -24,6 +24,8 @@ class Method(Protocol):
 
     def step(self, loss_fn: Any, *batch: Any, has_aux: bool = False) -> Tensor: ...
 
+    def steps(self, loss_fn: Any, *batches: Tensor, has_aux: bool = False) -> Any: ...
+
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
@@ -48,7 +50,10 @@ def make(config: Config, parameters: Iterable[Tensor]) -> Method:
         return Backprop(torch.optim.SGD(moving, config.lr, config.momentum, weight_decay=config.weight_decay))
     if config.method == "adam":
         eps = 1e-8 if config.eps is None else config.eps
-        return Backprop(torch.optim.Adam(moving, config.lr, eps=eps, weight_decay=config.weight_decay))
+        graphed = config.compile and moving[0].is_cuda  # then its count of steps must lie on the device
+        return Backprop(
+            torch.optim.Adam(moving, config.lr, eps=eps, weight_decay=config.weight_decay, capturable=graphed)
+        )
     # patience: None, for a run of 3000 epochs must not end for ten bad steps; they are counted in the metrics
     options: dict[str, Any] = {
         "seed": config.seed,

@@ -51,13 +51,15 @@ class Tally:
         if report.status is not Status.OK:
             self._statuses[report.status.name] += 1
 
-    def accumulate_steps(self, reports: Any, size: int) -> None:
-        """Take in several steps, whose statuses are still numbers on the device."""
-        steps = len(reports)
-        numbers = [reports.loss, reports.aux, reports.code, reports.slope]
-        numbers += [reports.curvature.diagonal(dim1=1, dim2=2), reports.coefficients]
-        self._enter([part.reshape(steps, -1) for part in numbers], [size] * steps)
-        self._coded = True
+    def accumulate_steps(self, reports: Any, sizes: list[int]) -> None:
+        """Take in several steps on batches of these sizes, whose statuses are still numbers on the device."""
+        steps = len(sizes)
+        numbers = [reports.loss, reports.aux, reports.loss]
+        if hasattr(reports, "code"):
+            self._coded = True
+            numbers[2:] = [reports.code, reports.slope]
+            numbers += [reports.curvature.diagonal(dim1=1, dim2=2), reports.coefficients]
+        self._enter([part.reshape(steps, -1) for part in numbers], sizes)
 
     def _enter(self, columns: list[Tensor], sizes: list[int]) -> None:
         self._rows.append(torch.cat([column.detach() for column in columns], dim=1))

@@ -15,8 +15,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from jetplane.optim import HyperplaneSearch
-
 from .. import cost, models
 from . import batches, environment, memory, methods, schedules
 from .batches import Resident
@@ -36,7 +34,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Trainer"]
 
-_AT_ONCE = {"cpu": 32, "cuda": 1024}  # compiled steps that are launched together; on CUDA nothing waits for them
+_AT_ONCE = {"cpu": 8, "cuda": 1024}  # compiled steps that are launched together; on CUDA nothing waits for them
+_IGNORED = -100  # a label, to torch's losses
 _FOR_EPOCHS = 3  # that a loss must be far above the one at the start to be called diverged
 
 
@@ -166,10 +165,7 @@ class Trainer:
         began = time.perf_counter()
         tally = Tally(float(self.optimizer.param_groups[0]["lr"]), curved=self.config.method in SECOND_ORDER)
         order = batches.batches(len(self.data.train), self.config.batch_size, self.config.seed, self.epoch, self.device)
-        done = 0
-        for group in batches.grouped(order, _AT_ONCE[self.device.type] if self.config.compile else 1):
-            self._step(group, tally)
-            done += len(group)
+        for done in self._steps(order, tally):
             for callback in self.callbacks:
                 callback.batch(self, done, len(order))
             yield None
@@ -184,19 +180,33 @@ class Trainer:
             callback.epoch(self, metrics)
         yield metrics
 
-    def _step(self, group: Tensor, tally: Tally) -> None:
-        """A step for each batch of a group."""
-        if self.config.compile:
-            assert isinstance(self.method, HyperplaneSearch)
-            tally.accumulate_steps(self.method.steps(self._loss, group, has_aux=True), group.shape[1])
+    def _steps(self, order: list[Tensor], tally: Tally) -> Iterator[int]:
+        """The steps of an epoch; how many are done, whenever there is time to say so."""
+        if not self.config.compile:
+            for done, index in enumerate(order):
+                self.method.step(self._loss, index, has_aux=True)
+                tally.accumulate(self.method.report, len(index))
+                yield done + 1
             return
-        for index in group:
-            self.method.step(self._loss, index, has_aux=True)
-            tally.accumulate(self.method.report, len(index))
+        done = 0
+        for group in batches.padded(order).split(_AT_ONCE[self.device.type]):
+            sizes = [len(index) for index in order[done : done + len(group)]]
+            tally.accumulate_steps(self.method.steps(self._padded_loss, group, has_aux=True), sizes)
+            done += len(group)
+            yield done
 
     def _loss(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """The mean NLL of a batch, and the number of digits that are recognised."""
         return self._loss_of(self.model, index)
+
+    def _padded_loss(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """The same of a batch that may be filled up with -1."""
+        there = index >= 0
+        place = index.clamp_min(0)
+        images, labels = self.data.train.images[place], self.data.train.labels[place]
+        logits = self.model(images)
+        loss = functional.cross_entropy(logits, torch.where(there, labels, _IGNORED), ignore_index=_IGNORED)
+        return loss, ((logits.argmax(1) == labels) & there).sum()
 
     def _loss_of(self, model: torch.nn.Module, index: Tensor) -> tuple[Tensor, Tensor]:
         images, labels = self.data.train.images[index], self.data.train.labels[index]
