@@ -330,7 +330,9 @@ def test_what_goes_wrong_in_a_process_is_said_in_its_answer() -> None:
 
 
 @pytest.fixture
-def small(tmp_path: Path) -> list[str]:
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    where = environment("cpu", 1)  # read once: a commit made while the test runs is another environment
+    monkeypatch.setattr(bench, "environment", lambda *arguments: where)
     words = "--models logistic-regression --k 2 --batch 4 --systems jetplane func-loop --threads 1"
     return [*words.split(), "--repeats", "2", "--seconds", "0", "--out", str(tmp_path / "run")]
 

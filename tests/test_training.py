@@ -76,7 +76,7 @@ def test_running_values_are_those_of_a_loop_written_out() -> None:
     run.fit()
     for epoch in range(2):
         total, hits = 0.0, 0
-        for index in batching.batches(50, 20, seed=3, epoch=epoch, device=torch.device("cpu")):
+        for index in batching.order(50, seed=3, epoch=epoch, device=torch.device("cpu")).split(20):
             logits = model(images[index])
             loss = functional.cross_entropy(logits, labels[index])
             total += float(loss.detach()) * len(index)
@@ -118,7 +118,7 @@ def test_the_order_is_a_function_of_seed_and_epoch() -> None:
     device = torch.device("cpu")
 
     def order(seed: int, epoch: int) -> list[int]:
-        return torch.cat(batching.batches(50, 20, seed, epoch, device)).tolist()
+        return batching.order(50, seed, epoch, device).tolist()
 
     assert order(0, 0) == order(0, 0)
     orders = [order(seed, epoch) for seed in range(3) for epoch in range(3)]

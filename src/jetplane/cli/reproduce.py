@@ -55,7 +55,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     add("--device", metavar="NAME", help="cpu or cuda (default: cuda where there is one)")
     add("--together", action="store_true", help="train the seeds of a row at the same time")
     add("--tf32", action="store_true", help="on CUDA: faster products with 10 bits of mantissa")
-    add("--compile", action="store_true", help="on CUDA: a step captured as one graph, for the methods that can")
+    add("--compile", action="store_true", help="a step as one compiled graph, replayed on CUDA")
     add("--data-dir", metavar="DIR", help="where the files of MNIST lie (default: JETPLANE_DATA, or the cache)")
     add("--out", type=Path, metavar="DIR", help="(default: runs/reproduce, or runs/reproduce-quick)")
     add("--quick", action="store_true", help="the embedded digits, few epochs, smaller batches, one seed")
@@ -110,7 +110,7 @@ def _jobs(arguments: argparse.Namespace) -> list[_Job]:
             config = preset.config.replace(**changes)
             if arguments.quick:
                 config = config.replace(batch_size=min(config.batch_size, _QUICK_BATCH))
-            if arguments.compile and config.method != "backprop":
+            if arguments.compile:
                 config = config.replace(compile=True)
             seeds = arguments.seeds or ((0,) if arguments.quick else preset.seeds)
             jobs.append(_Job(preset, [config.replace(seed=seed) for seed in dict.fromkeys(seeds)]))

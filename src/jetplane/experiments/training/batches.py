@@ -15,7 +15,7 @@ from .config import DTYPES, Config
 if TYPE_CHECKING:
     from ..data import Dataset, Split
 
-__all__ = ["Resident", "Samples", "batches", "evaluate", "padded", "place"]
+__all__ = ["Resident", "Samples", "evaluate", "order", "padded", "place"]
 
 _CHUNK = {"cpu": 1_000, "cuda": 10_000}  # digits evaluated together: the CNN's activations then take 0.1 or 1 GB
 _MASK = 2**64 - 1
@@ -75,33 +75,31 @@ def place(dataset: Dataset | None, config: Config, data_dir: str | None = None) 
     )
 
 
-def batches(count: int, size: int, seed: int, epoch: int, device: torch.device) -> list[Tensor]:
-    """The indices of an epoch's batches on the device: a random order of 0 ... count - 1, the last batch smaller.
+def order(count: int, seed: int, epoch: int, device: torch.device) -> Tensor:
+    """The order of an epoch on the device: a random permutation of 0 ... count - 1.
 
     A function of (seed, epoch) alone: torch.randperm with a generator of its own on the CPU, seeded with
     `mixed(seed, epoch)`. Moved to the device at once.
 
     Example:
-        >>> first = batches(5, 2, seed=0, epoch=1, device=torch.device("cpu"))
-        >>> [len(index) for index in first], sorted(torch.cat(first).tolist())
-        ([2, 2, 1], [0, 1, 2, 3, 4])
+        >>> sorted(order(5, seed=0, epoch=1, device=torch.device("cpu")).tolist())
+        [0, 1, 2, 3, 4]
     """
     generator = torch.Generator().manual_seed(mixed(seed, epoch))
-    return list(torch.randperm(count, generator=generator).to(device).split(size))
+    return torch.randperm(count, generator=generator).to(device)
 
 
-def padded(order: list[Tensor]) -> Tensor:
+def padded(order: Tensor, size: int) -> Tensor:
     """All batches of an epoch, (n, size), the last one filled up with -1: one shape is compiled once.
 
     Example:
-        >>> padded(list(torch.arange(5).split(2)))
+        >>> padded(torch.arange(5), 2)
         tensor([[ 0,  1],
                 [ 2,  3],
                 [ 4, -1]])
     """
-    *full, last = order
-    size = len(full[0]) if full else len(last)
-    return torch.stack([*full, functional.pad(last, (0, size - len(last)), value=-1)])
+    size = min(size, len(order))
+    return functional.pad(order, (0, -len(order) % size), value=-1).reshape(-1, size)
 
 
 def mixed(seed: int, epoch: int) -> int:

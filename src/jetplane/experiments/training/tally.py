@@ -71,8 +71,9 @@ class Tally:
         sizes = torch.tensor(self._sizes, dtype=torch.float64)
         samples = float(sizes.sum())
         if self._coded:
-            names = [tuple(Status)[int(code)].name for code in table[:, 2]]
-            self._statuses.update(name for name in names if name != Status.OK.name)
+            codes, counts = table[:, 2].long().unique(return_counts=True)
+            found = {tuple(Status)[code]: count for code, count in zip(codes.tolist(), counts.tolist(), strict=True)}
+            self._statuses.update({status.name: n for status, n in found.items() if status is not Status.OK})
         slopes, curvatures, coefficients = table[:, 3:].chunk(3, dim=1) if table.shape[1] > 3 else (None, None, None)
         if not self._curved:
             curvatures = None

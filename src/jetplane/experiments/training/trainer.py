@@ -164,35 +164,37 @@ class Trainer:
         self._in_epoch = True
         began = time.perf_counter()
         tally = Tally(float(self.optimizer.param_groups[0]["lr"]), curved=self.config.method in SECOND_ORDER)
-        order = batches.batches(len(self.data.train), self.config.batch_size, self.config.seed, self.epoch, self.device)
-        for done in self._steps(order, tally):
+        order = batches.order(len(self.data.train), self.config.seed, self.epoch, self.device)
+        full, rest = divmod(len(order), self.config.batch_size)
+        sizes = [self.config.batch_size] * full + [rest] * bool(rest)
+        for done in self._steps(order, sizes, tally):
             for callback in self.callbacks:
-                callback.batch(self, done, len(order))
+                callback.batch(self, done, len(sizes))
             yield None
         running = tally.fetch()
         seconds = time.perf_counter() - began
         assert self._peak is not None
         peak = self._peak.read()
-        metrics = self._finish(running, len(order), seconds, peak)
+        metrics = self._finish(running, len(sizes), seconds, peak)
         self._peak.clear()
         self._in_epoch = False
         for callback in self.callbacks:
             callback.epoch(self, metrics)
         yield metrics
 
-    def _steps(self, order: list[Tensor], tally: Tally) -> Iterator[int]:
+    def _steps(self, order: Tensor, sizes: list[int], tally: Tally) -> Iterator[int]:
         """The steps of an epoch; how many are done, whenever there is time to say so."""
         if not self.config.compile:
-            for done, index in enumerate(order):
+            for done, index in enumerate(order.split(self.config.batch_size), 1):
                 self.method.step(self._loss, index, has_aux=True)
                 tally.accumulate(self.method.report, len(index))
-                yield done + 1
+                yield done
             return
         done = 0
-        for group in batches.padded(order).split(_AT_ONCE[self.device.type]):
-            sizes = [len(index) for index in order[done : done + len(group)]]
-            tally.accumulate_steps(self.method.steps(self._padded_loss, group, has_aux=True), sizes)
-            done += len(group)
+        for group in batches.padded(order, self.config.batch_size).split(_AT_ONCE[self.device.type]):
+            before, done = done, done + len(group)
+            reports = self.method.steps(self._padded_loss, group, has_aux=True)
+            tally.accumulate_steps(reports, sizes[before:done])
             yield done
 
     def _loss(self, index: Tensor) -> tuple[Tensor, Tensor]:
