@@ -61,10 +61,10 @@ def test_a_system_gives_the_numbers_of_double_backward(name: str, model: str) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, system in SYSTEMS.items() if system.twin])
 def test_a_compiled_peer_gives_the_numbers_of_double_backward(name: str) -> None:
-    why = SYSTEMS[name].missing(Setting("logistic-regression", "cpu", None))
+    why = SYSTEMS[name].missing(Setting("cnn", "cpu", None))
     if why is not None:
         pytest.skip(why)
-    task = TINY.but(system=name, model="logistic-regression", depth=0)
+    task = TINY.but(system=name, model="cnn", depth=0)
     result = process.run(task, measure.run(task.but(does="oracle")), None, timeout=300)
     assert result["status"] == "ok" and result["error"] < 1e-9, result
 

@@ -309,6 +309,8 @@ def test_cost_is_relative_to_backprop_on_the_same_device(table: Path, tmp_path: 
     costs = {row[0].text: [cell.text for cell in row[3:]] for row in tables.cost(section).rows}
     assert costs["FoMoH-3D"] == ["1.5", "3.00", "3", "3.00", "7.00", "2.33"]
     assert costs["Backpropagation"] == ["0.5", "1.00", "1", "1.00", "3.00", "1.00"]
+    memory = tables.cost(report.sections(report.read([table / "cnn-fgd"]))[0]).rows[0][5]
+    assert memory.text == "\u2013"  # it goes on, on a CPU
     write_run(tmp_path / "a", Config(method="backprop", epochs=3), device="GPU")
     write_run(tmp_path / "b", Config(method="fomoh", epochs=3), device="CPU")
     (lone,) = report.sections(report.read([tmp_path]))
@@ -326,6 +328,15 @@ def test_accuracies_are_reached_at_the_first_epoch(table: Path) -> None:
     assert passes.rows[row][2].value == pytest.approx(7 * sum(firsts) / 2)
     assert seconds.rows[row][2].value == pytest.approx(1.5 * sum(firsts) / 2)
     assert epochs.rows[0][-1].text == "not reached"
+
+
+def test_levels_below_tell_slow_rows_apart(tmp_path: Path) -> None:
+    for method, accuracy in (("fgd", 0.2), ("fomoh", 0.4), ("backprop", 0.965)):
+        write_run(tmp_path / method, Config(method=method, epochs=60), speed=20, accuracy=accuracy)
+    (section,) = report.sections(report.read([tmp_path]))
+    titles = [column.title for column in tables.reach(section)[0].columns[2:]]
+    assert titles == ["30%", "90%", "95%", "96%"]
+    assert section.caution == "Rows with one seed have no spread: an order between them can be chance."
 
 
 # -- claims -------------------------------------------------------------------------------------------------------

@@ -159,10 +159,13 @@ class Section:
 
     @property
     def caution(self) -> str:
-        """A word where rows of the paper are not repeated in full."""
-        if all(group.comparable for group in self.groups if group.paper):
-            return ""
-        return "Some rows are under way, or have fewer epochs than the paper's; what follows is of what is there."
+        """What a reader of the answers has to know: rows that are not the paper's in full, or have no spread."""
+        words = []
+        if not all(group.comparable for group in self.groups if group.paper):
+            words.append("Some rows are under way, or have fewer epochs than the paper's.")
+        if any(len(group.counted) == 1 for group in self.groups):
+            words.append("Rows with one seed have no spread: an order between them can be chance.")
+        return " ".join(words)
 
     @property
     def papers(self) -> bool:

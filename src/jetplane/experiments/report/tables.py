@@ -206,7 +206,8 @@ def cost(section: Section) -> Table:
         columns += [Column(unit, what), Column("\u00d7 backprop", what)]
     note = (
         "Means over seeds of the median epoch, evaluation apart. Peak memory is what training needs above what was "
-        "held before it, and grows with the batch. A forward-equivalent is the cost of one plain forward pass."
+        "held before it, and grows with the batch; on the CPU it cannot be told from the rest of the process. "
+        "A forward-equivalent is the cost of one plain forward pass."
     )
     return Table("Cost", note, columns, rows)
 
@@ -223,10 +224,16 @@ def _device(run: RunRecord) -> str:
 
 
 def _cost(runs: Sequence[RunRecord]) -> _Cost:
-    memory = [max(run.columns["peak_memory"]) / 2**20 for run in runs if "peak_memory" in run.columns]
+    memory = [max(run.columns["peak_memory"]) / 2**20 for run in runs if _memory_is_the_runs(run)]
     equivalents = [run.last("forward_equivalents") / run.epoch for run in runs]
     seconds = [run.facts.seconds_per_epoch for run in runs]
     return _Cost(*(statistics.fmean(values) if values else math.nan for values in (seconds, memory, equivalents)))
+
+
+def _memory_is_the_runs(run: RunRecord) -> bool:
+    """Whether its peak memory is its own: a process's resident set also holds what earlier runs in it left."""
+    kind = str(run.summary.get("peak_memory_kind", "")) if run.summary else run.config.device
+    return "peak_memory" in run.columns and kind.startswith("cuda")
 
 
 _UNITS = {"epochs": "Epochs", "forward-equivalents": "Forward-equivalents", "seconds": "Seconds of training"}
@@ -253,13 +260,20 @@ def reach(section: Section) -> list[Table]:
 
 
 def _levels(section: Section) -> list[float]:
-    """Six levels that tell the rows apart, up to the highest that any run has reached."""
-    reached = [level for group in section.groups for run in group.counted for level in run.facts.reached]
-    top = max(reached, default=0)
+    """Six levels up to the highest that any run has reached, and below them those that tell slower rows apart."""
+    by_level = {
+        level: {group.label for group in section.groups if any(level in run.facts.reached for run in group.counted)}
+        for level in LEVELS
+    }
+    top = max((level for level, rows in by_level.items() if rows), default=0.0)
     spread = (0.9, 0.95, 0.96, 0.97, 0.98, 0.99) if top >= 0.95 else (0.8, 0.85, 0.88, 0.9, 0.91, 0.92)
     if top < 0.9:
         spread = (0.3, 0.5, 0.6, 0.7, 0.8, 0.85)
-    return [level for level in spread if level <= top and level in LEVELS]
+    levels = [level for level in spread if level <= top]
+    for level in reversed(LEVELS):
+        if levels and level < levels[0] and by_level[level] != by_level[levels[0]]:
+            levels.insert(0, level)
+    return levels
 
 
 def _reached(values: Sequence[float], runs: int) -> Cell:
