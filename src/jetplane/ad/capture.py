@@ -7,6 +7,7 @@ graph is then traced with tensors that have no values, and compiled. Nothing tha
 
 from __future__ import annotations
 
+import functools
 import logging
 import types
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from torch import Tensor
 from ..errors import CaptureFailed
 from . import _torch
 
-__all__ = ["Captured", "Graph", "compiled"]
+__all__ = ["Captured", "Graph", "Run", "compiled", "every", "every_with_aux", "identity", "single", "single_with_aux"]
 
 log = logging.getLogger("jetplane")
 
@@ -26,11 +27,17 @@ Run = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 
 
 class Graph:
-    """A captured program: a function of its inputs to its outputs, one of them the loss."""
+    """A captured program: a function of its inputs to its outputs, some of them those that jets are wanted of."""
 
     def __init__(self, module: torch.fx.GraphModule) -> None:
         self._module = module
-        self.loss = _unmark(module)
+        self.wanted = _unmark(module)  # places among the outputs, in the order of the program's result
+
+    @property
+    def loss(self) -> int:
+        """The place of the one output that is wanted."""
+        (place,) = self.wanted
+        return place
 
     def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """The program's outputs."""
@@ -61,16 +68,17 @@ _RANDOM = {
 
 
 class Captured:
-    """A program ``func(*args) -> loss``, or ``-> (loss, aux)``, whose graphs are run by what ``build`` makes of them.
+    """A program ``func(*args)`` whose graphs are run by what ``build`` makes of them.
 
-    ``build(graph, inputs)`` is called once for each graph, with the tensors of the call that made it, and gives a
-    function of such tensors to the graph's outputs. The result of a call is the program's own, made of those outputs.
+    ``reading`` says what of its result is wanted: :func:`single` and the like. ``build(graph, inputs)`` is called once
+    for each graph, with the tensors of the call that made it, and gives a function of such tensors to the graph's
+    outputs. The result of a call is the program's own, made of those outputs.
     """
 
-    def __init__(self, build: Callable[[Graph, Sequence[Tensor]], Run], has_aux: bool) -> None:
+    def __init__(self, build: Callable[[Graph, Sequence[Tensor]], Run], reading: Callable[..., Any]) -> None:
         self._build = build
         self._count = 0
-        self._program = _torch.captured(_fresh(_with_aux if has_aux else _alone), self._backend)
+        self._program = _torch.captured(_fresh(reading), self._backend)
 
     def __call__(self, func: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """What ``func(*args)`` returns. CaptureFailed where it cannot be captured."""
@@ -94,13 +102,36 @@ class Captured:
         return call
 
 
-def _alone(func: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    return torch.ops.jetplane.loss(func(*args))
+def single(func: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """The result is one tensor, which is wanted."""
+    return torch.ops.jetplane.wanted(func(*args))
 
 
-def _with_aux(func: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+def single_with_aux(func: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """The result is a pair; the first one of it is a tensor, which is wanted."""
     loss, aux = func(*args)
-    return torch.ops.jetplane.loss(loss), aux
+    return torch.ops.jetplane.wanted(loss), aux
+
+
+def every(func: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """All tensors of the result are wanted."""
+    return _torch.pytree.tree_map_only(Tensor, torch.ops.jetplane.wanted, func(*args))
+
+
+def every_with_aux(func: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """The result is a pair; all tensors of the first one of it are wanted."""
+    out, aux = func(*args)
+    return _torch.pytree.tree_map_only(Tensor, torch.ops.jetplane.wanted, out), aux
+
+
+def identity(func: Callable[..., Any]) -> Any:
+    """What a program is known by: a closure made anew for each batch is the same program as the last one.
+
+    Dynamo tells apart what else differs: values that closures hold, the arguments of a partial, modules.
+    """
+    while isinstance(func, functools.partial):
+        func = func.func
+    return getattr(func, "__code__", func)
 
 
 def _fresh(function: Any) -> types.FunctionType:
@@ -108,29 +139,29 @@ def _fresh(function: Any) -> types.FunctionType:
     return types.FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
 
 
-@torch.library.custom_op("jetplane::loss", mutates_args=())
-def _mark(loss: Tensor) -> Tensor:
-    """The loss, told apart from the other outputs of a graph."""
-    return loss.clone()
+@torch.library.custom_op("jetplane::wanted", mutates_args=())
+def _mark(output: Tensor) -> Tensor:
+    """An output of which the jet is wanted, told apart from the other outputs of a graph."""
+    return output.clone()
 
 
 @_mark.register_fake
-def _(loss: Tensor) -> Tensor:
-    return torch.empty_like(loss)
+def _(output: Tensor) -> Tensor:
+    return torch.empty_like(output)
 
 
-def _unmark(module: torch.fx.GraphModule) -> int:
-    """Take the mark out of the graph, and return which output is the loss."""
-    marks = [node for node in module.graph.nodes if node.target in (torch.ops.jetplane.loss, _MARK)]
-    (mark,) = marks
+def _unmark(module: torch.fx.GraphModule) -> list[int]:
+    """Take the marks out of the graph, and return which outputs they were."""
+    marks = [node for node in module.graph.nodes if node.target in (torch.ops.jetplane.wanted, _MARK)]
     output = next(node for node in module.graph.nodes if node.op == "output")
-    position = list(output.args[0]).index(mark)
-    mark.target = torch.clone
+    places = [list(output.args[0]).index(mark) for mark in marks]
+    for mark in marks:
+        mark.target = torch.clone
     module.recompile()
-    return position
+    return places
 
 
-_MARK = torch.ops.jetplane.loss.default
+_MARK = torch.ops.jetplane.wanted.default
 
 
 def compiled(function: Callable[[list[Tensor]], list[Tensor]], inputs: Sequence[Tensor], *, check: bool = True) -> Run:
@@ -138,7 +169,13 @@ def compiled(function: Callable[[list[Tensor]], list[Tensor]], inputs: Sequence[
 
     With ``check`` the outputs of both are compared, on copies of ``inputs``: a compiler may be wrong, too.
     """
-    run, written = _torch.compiled(function, inputs)
+    try:
+        run, written = _torch.compiled(function, inputs)
+    except CaptureFailed:
+        raise
+    except Exception as error:  # whatever it is, the program can still be run as it is, and says what is wrong then
+        text = " ".join(str(error).split())
+        raise CaptureFailed(f"{type(error).__name__}: {text[:300].rstrip('.')}") from error
     storages = [tensor.untyped_storage().data_ptr() for tensor in inputs]
     if any(inputs[place].numel() and storages.count(storages[place]) > 1 for place in written):
         raise CaptureFailed("two of the tensors that the program reads share memory, and one of them is written")

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..ad import _torch
-from ..ad.capture import Captured, Graph, Run, compiled
+from ..ad.capture import Captured, Graph, Run, compiled, identity, single, single_with_aux
 from ..ad.directions import Directions, Leaf
 from ..ad.jet import Quadratic
 from ..ad.passes import Pass
@@ -75,11 +75,11 @@ class CompiledStep:
 
         None where the program has to be run as it is, and no step was taken.
         """
-        key = getattr(func, "__code__", func), has_aux
+        key = identity(func), has_aux
         if key in self._eager:
             return None
         if key not in self._programs:
-            self._programs[key] = Captured(self._build, has_aux)
+            self._programs[key] = Captured(self._build, single_with_aux if has_aux else single)
         self._moving = moving
         self._refresh(moving)
         assert self._control is not None
@@ -161,13 +161,7 @@ def _compiled(body: _Body, inputs: list[Tensor]) -> tuple[Run, Packing]:
     if key is not None and key in _SHARED:
         _SHARED.move_to_end(key)
         return _SHARED[key]
-    try:
-        run = compiled(body, inputs, check=not body.graph.random)
-    except CaptureFailed:
-        raise
-    except Exception as error:  # whatever it is, the program can still be run as it is, and says what is wrong then
-        text = " ".join(str(error).split())
-        raise CaptureFailed(f"{type(error).__name__}: {text[:300]}") from error
+    run = compiled(body, inputs, check=not body.graph.random)
     if body.backward and body.graph.random:
         raise CaptureFailed("its random numbers would not be the same in the backward pass and in the forward one")
     made = run, body.packing

@@ -15,7 +15,7 @@ from .config import DTYPES, Config
 if TYPE_CHECKING:
     from ..data import Dataset, Split
 
-__all__ = ["Resident", "Samples", "evaluate", "order", "padded", "place"]
+__all__ = ["Resident", "Samples", "available", "evaluate", "order", "padded", "place"]
 
 _CHUNK = {"cpu": 1_000, "cuda": 10_000}  # digits evaluated together: the CNN's activations then take 0.1 or 1 GB
 _MASK = 2**64 - 1
@@ -45,10 +45,24 @@ class Resident:
     sha256: dict[str, str]  # of the files that it was read from
 
 
+def available(name: str) -> torch.device:
+    """The device of this name, or a ValueError that says what is wrong with it."""
+    device = torch.device(name)
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise ValueError(f"device is {name!r}, but torch finds no CUDA device; expected cpu.")
+        if (device.index or 0) >= torch.cuda.device_count():
+            raise ValueError(f"device is {name!r}, but there are {torch.cuda.device_count()} CUDA devices.")
+    elif device.type != "cpu":
+        raise ValueError(f"device is {name!r}; expected cpu or cuda.")
+    return device
+
+
 def place(dataset: Dataset | None, config: Config, data_dir: str | None = None) -> Resident:
     """The data of ``config`` on its device; None loads the data set that it names."""
     from .. import data  # here, so that what reads files is imported where there are files to read
 
+    device, dtype = available(config.device), DTYPES[config.dtype]
     if dataset is None:
         dataset = data.load(config.dataset, data_dir)
     train, validation = dataset.train, dataset.test
@@ -62,7 +76,6 @@ def place(dataset: Dataset | None, config: Config, data_dir: str | None = None) 
     for name, split in (("training", train), ("validation", validation)):
         if not len(split.labels):
             raise ValueError(f"the {name} split of {dataset.name} is empty; expected at least one digit.")
-    device, dtype = torch.device(config.device), DTYPES[config.dtype]
 
     def on_device(split: Split) -> Samples:
         return Samples(data.scaled(split.images, device, dtype), split.labels.to(device))

@@ -28,7 +28,8 @@ def explained(path: Path) -> Iterator[None]:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
         raise NoSpace(
-            f"there is no space left to write {path}; free some and go on with --resume: the last checkpoint is whole."
+            f"there is no space left to write {path}; free some and go on with --resume: what was written before "
+            "is whole."
         ) from error
 
 

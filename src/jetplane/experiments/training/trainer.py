@@ -78,7 +78,7 @@ class Trainer:
         warn: Callable[[str], None] | None = None,
     ) -> None:
         self.config = config
-        self.device = _available(config.device)
+        self.device = batches.available(config.device)
         self.callbacks = list(callbacks)
         self.data = dataset if isinstance(dataset, Resident) else batches.place(dataset, config)
         _check_data(self.data, config)
@@ -382,18 +382,6 @@ def _best(choose: Any, before: float | None, now: float) -> float | None:
     if not math.isfinite(now):
         return before
     return now if before is None else choose(before, now)
-
-
-def _available(name: str) -> torch.device:
-    device = torch.device(name)
-    if device.type == "cuda":
-        if not torch.cuda.is_available():
-            raise ValueError(f"device is {name!r}, but torch finds no CUDA device; expected cpu.")
-        if (device.index or 0) >= torch.cuda.device_count():
-            raise ValueError(f"device is {name!r}, but there are {torch.cuda.device_count()} CUDA devices.")
-    elif device.type != "cpu":
-        raise ValueError(f"device is {name!r}; expected cpu or cuda.")
-    return device
 
 
 def _check_data(data: Resident, config: Config) -> None:
