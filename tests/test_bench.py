@@ -28,7 +28,7 @@ from jetplane.bench.task import Point, Task
 from jetplane.cli import bench
 from jetplane.experiments.records import Records
 
-EAGER = [name for name, system in SYSTEMS.items() if system.kind != "scale" and not system.twin]
+UNTWINNED = [name for name, system in SYSTEMS.items() if system.kind != "scale" and not system.twin]
 FOMOH = Path(os.environ["JETPLANE_FOMOH"]) if "JETPLANE_FOMOH" in os.environ else None  # the authors' code, if at hand
 TINY = Task("check", "quadratic", "jetplane", "mlp", k=2, batch=4, depth=2, precision="float64")
 
@@ -39,6 +39,12 @@ def order(*words: str) -> argparse.Namespace:
     return top.parse_args(["bench", *words])
 
 
+def case(name: str, model: str) -> Any:
+    """A system and a model; slow where the compiler takes its time."""
+    slow = SYSTEMS[name].compiled and model not in ("rosenbrock", "tanh-regression")
+    return pytest.param(name, model, marks=pytest.mark.slow if slow else ())
+
+
 def nothing(result: Any) -> None:
     """There is no device to wait for."""
 
@@ -46,8 +52,9 @@ def nothing(result: Any) -> None:
 # -- systems ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("name", EAGER)
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # torch's compiler
+@pytest.mark.filterwarnings("ignore:`torch._prims_common.check` is deprecated:FutureWarning")  # torch's compiler
+@pytest.mark.parametrize(("name", "model"), [case(name, model) for name in UNTWINNED for model in MODELS])
 def test_a_system_gives_the_numbers_of_double_backward(name: str, model: str) -> None:
     why = SYSTEMS[name].missing(Setting(model, "cpu", FOMOH))
     if why is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import threading
 import warnings
 from collections.abc import Callable
@@ -667,7 +668,8 @@ def private_torch_names(path: Path) -> list[str]:
             names = [ast.unparse(node)]
         else:
             continue
-        found += [n for n in names if n.startswith("torch.") and _is_private(n)]
+        # a dotted name, and not a call with an attribute of ours among its arguments
+        found += [n for n in names if re.fullmatch(r"torch(\.\w+)+", n) and _is_private(n)]
     return found
 
 

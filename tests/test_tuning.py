@@ -658,7 +658,6 @@ def test_a_pruned_trial_stops_training(digits: Dataset) -> None:
         (["--seed", "-1"], "is '-1'; expected a whole number"),
         (["--hold-out", "6000"], "hold_out is 6000; expected fewer"),
         (["--sampler", "tpe"], "invalid choice: 'tpe'"),
-        (["--compile"], "compile is True, but method backprop takes none"),
     ],
 )
 def test_bad_arguments_are_named(

@@ -1,6 +1,7 @@
 """Second-order forward-mode AD for PyTorch: exact slopes and curvatures of unmodified programs in one forward pass."""
 
 from . import optim
+from .ad.compile import compile
 from .ad.coverage import Coverage, coverage
 from .ad.directions import Directions
 from .ad.jet import HyperDual, Jet, Operand, PairSet, Quadratic
@@ -26,6 +27,7 @@ __all__ = [
     "Quadratic",
     "UnsupportedProgram",
     "Verification",
+    "compile",
     "coverage",
     "gradient",
     "hessian",

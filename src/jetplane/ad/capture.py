@@ -31,7 +31,10 @@ class Graph:
 
     def __init__(self, module: torch.fx.GraphModule) -> None:
         self._module = module
-        self.wanted = _unmark(module)  # places among the outputs, in the order of the program's result
+        (output,) = module.graph.find_nodes(op="output")
+        outputs: Any = output.args[0]
+        self.outputs = len(outputs)  # how many there are
+        self.wanted = _unmark(module, list(outputs))  # places among them
 
     @property
     def loss(self) -> int:
@@ -110,7 +113,7 @@ def single(func: Callable[..., Any], args: tuple[Any, ...]) -> Any:
 def single_with_aux(func: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     """The result is a pair; the first one of it is a tensor, which is wanted."""
     loss, aux = func(*args)
-    return torch.ops.jetplane.wanted(loss), aux
+    return torch.ops.jetplane.wanted(loss), _kept(aux)
 
 
 def every(func: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -121,7 +124,12 @@ def every(func: Callable[..., Any], args: tuple[Any, ...]) -> Any:
 def every_with_aux(func: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     """The result is a pair; all tensors of the first one of it are wanted."""
     out, aux = func(*args)
-    return _torch.pytree.tree_map_only(Tensor, torch.ops.jetplane.wanted, out), aux
+    return _torch.pytree.tree_map_only(Tensor, torch.ops.jetplane.wanted, out), _kept(aux)
+
+
+def _kept(aux: Any) -> Any:
+    """Copies: a parameter or a buffer among them is an output of the graph then, as it is before it changes."""
+    return _torch.pytree.tree_map_only(Tensor, torch.clone, aux)
 
 
 def identity(func: Callable[..., Any]) -> Any:
@@ -150,11 +158,10 @@ def _(output: Tensor) -> Tensor:
     return torch.empty_like(output)
 
 
-def _unmark(module: torch.fx.GraphModule) -> list[int]:
+def _unmark(module: torch.fx.GraphModule, outputs: list[torch.fx.Node]) -> list[int]:
     """Take the marks out of the graph, and return which outputs they were."""
     marks = [node for node in module.graph.nodes if node.target in (torch.ops.jetplane.wanted, _MARK)]
-    output = next(node for node in module.graph.nodes if node.op == "output")
-    places = [list(output.args[0]).index(mark) for mark in marks]
+    places = [outputs.index(mark) for mark in marks]
     for mark in marks:
         mark.target = torch.clone
     module.recompile()

@@ -71,7 +71,6 @@ STEPS: dict[str, System] = {
         System("jetplane", "a step of FoMoH-KD, eager", "ours", _ours(dict)),
         System(
             *("jetplane-compiled", "the same, compiled", "ours", _ours(compiled.step_options)),
-            missing=lambda setting: compiled.no_compiled_step(),
             compiled=True,
         ),
         System("fomoh", "the authors' step of FoMoH-KD", "peer", _authors, authors.SYSTEMS[0].missing),

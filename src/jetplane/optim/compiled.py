@@ -54,8 +54,8 @@ class CompiledStep:
 
     def __init__(self, optimizer: HyperplaneSearch) -> None:
         self._optimizer = optimizer
-        self._programs: dict[Any, Captured] = {}
-        self._eager: set[Any] = set()  # programs that cannot be captured
+        self._programs: OrderedDict[Any, Captured | None] = OrderedDict()  # None: one that cannot be captured
+        self._settings: list[Any] = []  # all of the optimizer that its steps have baked in
         self._control: Control | None = None
         # What a call hands to the graph, and the graph to the call, past the program between them:
         self._moving: list[Moving] = []
@@ -75,20 +75,25 @@ class CompiledStep:
 
         None where the program has to be run as it is, and no step was taken.
         """
+        self._renew(moving)
         key = identity(func), has_aux
-        if key in self._eager:
-            return None
         if key not in self._programs:
             self._programs[key] = Captured(self._build, single_with_aux if has_aux else single)
+            if len(self._programs) > _KEPT:
+                self._programs.popitem(last=False)
+        self._programs.move_to_end(key)
+        program = self._programs[key]
+        if program is None:
+            return None
         self._moving = moving
         self._refresh(moving)
         assert self._control is not None
         first = tuple(batch[0] if isinstance(batch, Tensor) else batch for batch in batches)
         self._batches = first, batches, count
         try:
-            returned = self._programs[key](func, first)
+            returned = program(func, first)
         except CaptureFailed as error:
-            self._eager.add(key)
+            self._programs[key] = None
             name = getattr(func, "__qualname__", type(func).__name__)
             warnings.warn(f"{name} cannot be compiled and is run as it is: {error}.", stacklevel=5)
             return None
@@ -110,6 +115,17 @@ class CompiledStep:
     def bad(self) -> int:
         """How many steps in a row, up to the last, did not move the parameters. Waits for the device."""
         return 0 if self._control is None else self._control.bad
+
+    def _renew(self, moving: list[Moving]) -> None:
+        """Forget the steps that were compiled where the optimizer is no longer what it was then."""
+        one = self._optimizer
+        parts = one.directions, one.curvature, one.solver, one.accept, one.clip, one.maximize
+        more = one.samples, one.chunk_size, _scaled(one), _decayed(moving)
+        settings = [*parts, *more, *(leaf.tensor for leaf in moving)]
+        if len(settings) != len(self._settings) or not all(map(_same, settings, self._settings)):
+            refuse(one)
+            self._programs.clear()
+            self._settings, self._control = settings, None
 
     def _refresh(self, moving: list[Moving]) -> None:
         group = self._optimizer.param_groups[0]
@@ -151,6 +167,19 @@ class CompiledStep:
         return step
 
 
+def _same(one: Any, other: Any) -> bool:
+    return one is other or (isinstance(one, int | float) and one == other)
+
+
+def _scaled(optimizer: HyperplaneSearch) -> bool:
+    """Whether the learning rates may differ among the parameters."""
+    return len(optimizer.param_groups) > 1
+
+
+def _decayed(moving: list[Moving]) -> bool:
+    return any(one.decay for one in moving)
+
+
 _SHARED: OrderedDict[Any, tuple[Run, Packing]] = OrderedDict()  # steps that are alike but for their tensors
 _KEPT = 16
 
@@ -180,7 +209,7 @@ class Control:
         self._whole = torch.zeros(3, dtype=torch.int64, device=device)  # step, seed, bad steps in a row
         self._rates = torch.zeros((2, leaves), dtype=torch.float64, device=device)  # lr and decay of each leaf
         self._numbers: tuple[Any, ...] = ()
-        self._steps = (-1, -1, -1)
+        self._steps = (-1, -1, -1)  # those that the host knows of: the device counts on by itself
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -188,12 +217,14 @@ class Control:
 
     @property
     def bad(self) -> int:
-        return int(self._whole[2])
+        bad = int(self._whole[2])
+        self._steps = *self._steps[:2], bad
+        return bad
 
     def set(self, step: int, seed: int, bad: int, lrs: list[float], decays: list[float]) -> None:
         """Bring the device up to date."""
         signed = seed - (1 << 64) if seed >= 1 << 63 else seed
-        if (step, signed) != self._steps[:2]:
+        if (step, signed, bad) != self._steps:
             self._whole.copy_(torch.tensor([step, signed, bad]))
             self._steps = step, signed, bad
         if (lrs, decays) != self._numbers:
@@ -202,7 +233,8 @@ class Control:
 
     def advance(self, count: int) -> None:
         """The graph has counted these steps."""
-        self._steps = self._steps[0] + count, *self._steps[1:]
+        step, seed, bad = self._steps
+        self._steps = step + count, seed, bad
 
 
 class _Body:
@@ -216,8 +248,8 @@ class _Body:
         self._leaves = leaves  # number among the moving parameters, place among the inputs
         self._labels = [one.label for one in moving]
         self._plain = [one.tensor for one in moving]
-        self._scaled = len(optimizer.param_groups) > 1
-        self._decayed = any(one.decay for one in moving)
+        self._scaled = _scaled(optimizer)
+        self._decayed = _decayed(moving)
         self.k = optimizer.directions.count(self._plain)
         self.packing = Packing(self.k, torch.float32)
         self.backward = False
@@ -232,7 +264,7 @@ class _Body:
         shapes = tuple((tuple(one.shape), one.dtype) for one in self._plain)
         tensors = tuple((tuple(t.shape), t.stride(), t.dtype, t.device, t.requires_grad) for t in inputs)
         try:
-            key = text, parts, tuple(self._leaves), shapes, self._scaled, self._decayed, tensors
+            key = text, parts, tuple(self._leaves), shapes, self._scaled, self._decayed, tensors, _ambient(inputs)
             hash(key)
         except TypeError:  # a part of the user's that cannot be compared
             return None
@@ -320,6 +352,13 @@ class _Body:
         slope, curvature = (part.to(torch.float64) * sign for part in (model.slope, model.curvature))
         predicted = -((slope * c).sum() + ((curvature @ c) * c).sum() / 2)
         return Packing.pack(model, coefficients, predicted, code)
+
+
+def _ambient(inputs: list[Tensor]) -> Any:
+    """What of torch's global state changes what a program is traced to."""
+    kind = inputs[0].device.type
+    cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    return cast, torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()
 
 
 def _zeros(like: Tensor) -> Tensor:

@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
+
 import jetplane
-from jetplane.optim import HyperplaneSearch
 
-from ..problem import Problem
+from ..problem import Params, Problem
 
-__all__ = ["call", "no_compile", "no_compiled_step", "step_options"]
-
-
-def no_compile() -> str | None:
-    """Why the compiled plane cannot run, or None."""
-    return None if hasattr(jetplane, "compile") else "this jetplane has no jetplane.compile"
-
-
-def no_compiled_step() -> str | None:
-    """Why the compiled step cannot run, or None."""
-    has = "compile" in inspect.signature(HyperplaneSearch.__init__).parameters
-    return None if has else "the optimizers of this jetplane have no option compile"
+__all__ = ["call", "step_options"]
 
 
 def call(problem: Problem) -> Callable[[], Any]:
     """The compiled plane of a problem: parameters, directions and batch are inputs."""
-    build: Any = getattr(jetplane, "compile")  # noqa: B009 - typed checkers run without it too
-    fast = build(problem.loss_of, k=problem.k)
-    params, directions, x, y = problem.constants, problem.directions, problem.x, problem.y
-    return lambda: fast(params, directions, x, y)
+    fast = jetplane.compile(jetplane.quadratic)
+    params, directions = problem.constants, problem.directions
+
+    def loss(params: Params) -> Tensor:
+        return problem.loss_of(params, problem.x, problem.y)
+
+    return lambda: fast(loss, params, directions)
 
 
 def step_options() -> dict[str, Any]:

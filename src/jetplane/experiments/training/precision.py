@@ -17,9 +17,9 @@ def arithmetic(tf32: bool) -> Iterator[None]:
     cuDNN's algorithms are the deterministic ones, for a run that is resumed must be the run that was not stopped.
     """
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic
-    matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic = tf32, tf32, True
+    before, matmul.allow_tf32 = matmul.allow_tf32, tf32
     try:
-        yield
+        with cudnn.flags(enabled=cudnn.enabled, benchmark=cudnn.benchmark, deterministic=True, allow_tf32=tf32):
+            yield
     finally:
-        matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic = before
+        matmul.allow_tf32 = before

@@ -1,0 +1,275 @@
+"""``quadratic`` and ``jet`` compiled: the program is captured once for each signature, and the pass over it compiled.
+
+The primals, the directions and every tensor that the program reads otherwise are inputs of what is compiled.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import CaptureFailed
+from . import _torch, transforms
+from .capture import Captured, Graph, Run, compiled, every, every_with_aux, identity, single, single_with_aux
+from .directions import Given, Leaf
+from .jet import Jet, PairSet, Quadratic
+from .passes import Pass, check_directions, lazily
+from .transforms import _Problem, quadratic_of
+
+__all__ = ["compile"]
+
+_KEPT = 32  # signatures of one compiled transform
+
+
+def compile(transform: Callable[..., Any]) -> Callable[..., Any]:
+    """``jp.quadratic`` or ``jp.jet`` as a function with the same arguments whose passes are compiled.
+
+    A program is captured at its first call, and again where shapes, dtypes, the pairs, ``train()`` or ``eval()``
+    change, a bounded number of times. One that cannot be captured, as where it asks for the value of a tensor to go
+    on, is run as it is, with one warning that says why. ``chunk_size`` needs several passes, and is refused. Results
+    are constants to autograd: where they would not be, the transform itself is called, with a warning.
+
+    Example:
+        >>> import jetplane as jp
+        >>> fast = jp.compile(jp.quadratic)
+        >>> x = torch.tensor([1.0, 2.0])
+        >>> cubes = lambda x: (x**3).sum()
+        >>> fast(cubes, x, torch.eye(2)).curvature  # doctest: +SKIP
+        tensor([[ 6.,  0.],
+                [ 0., 12.]])
+    """
+    if transform is transforms.quadratic:
+        planes = _Calls(transforms.quadratic, _AsQuadratic())
+
+        @functools.wraps(transform)
+        def quadratic(
+            func: Callable[..., Any],
+            primals: Any,
+            directions: Any,
+            *,
+            has_aux: bool = False,
+            chunk_size: int | None = None,
+        ) -> Any:
+            _refuse_chunks(chunk_size)
+            return planes(func, primals, directions, "all", has_aux)
+
+        return quadratic
+    if transform is transforms.jet:
+        jets = _Calls(transforms.jet, _AsJet())
+
+        @functools.wraps(transform)
+        def jet(
+            func: Callable[..., Any],
+            primals: Any,
+            directions: Any,
+            pairs: str | PairSet = "all",
+            *,
+            has_aux: bool = False,
+            chunk_size: int | None = None,
+        ) -> Any:
+            _refuse_chunks(chunk_size)
+            return jets(func, primals, directions, pairs, has_aux)
+
+        return jet
+    name = getattr(transform, "__name__", type(transform).__name__)
+    raise ValueError(f"{name} cannot be compiled; expected jetplane.quadratic or jetplane.jet.")
+
+
+def _refuse_chunks(chunk_size: int | None) -> None:
+    if chunk_size is not None:
+        raise ValueError(f"chunk_size is {chunk_size!r}, which needs several passes; expected None where compiled.")
+
+
+# -- what is made of the jets ---------------------------------------------------------------------------------------
+
+Made = dict[int, tuple[Tensor, ...]]  # by id of the program's output
+
+
+class _AsQuadratic:
+    """The quadratic model of the one output."""
+
+    wanted, wanted_with_aux = single, single_with_aux
+
+    def of(self, jet: Jet, pairs: PairSet) -> tuple[Tensor, ...]:
+        model = quadratic_of(jet, pairs)
+        return model.loss, model.slope, model.curvature
+
+    def result(self, out: Any, made: Made) -> Quadratic:
+        return Quadratic(*made[id(out)])
+
+    def eager(self, pairs: PairSet) -> dict[str, Any]:
+        """The options of the transform itself."""
+        return {}
+
+
+class _AsJet:
+    """The jets of all outputs, each field with their structure."""
+
+    wanted, wanted_with_aux = every, every_with_aux
+
+    def of(self, jet: Jet, pairs: PairSet) -> tuple[Tensor, ...]:
+        return jet.tangent, jet.second
+
+    def result(self, out: Any, made: Made) -> Jet:
+        for leaf in _torch.pytree.tree_leaves(out):
+            if id(leaf) not in made:
+                raise TypeError(f"the program returned {type(leaf).__name__} {leaf!r}; expected a tensor.")
+        tangent, second = (_torch.pytree.tree_map(lambda leaf, n=n: made[id(leaf)][n], out) for n in range(2))
+        return Jet(out, tangent, second)
+
+    def eager(self, pairs: PairSet) -> dict[str, Any]:
+        """The options of the transform itself."""
+        return {"pairs": pairs}
+
+
+# -- calls ----------------------------------------------------------------------------------------------------------
+
+
+class _Signature(NamedTuple):
+    """What one captured program is good for; the rest is for Dynamo to see."""
+
+    program: Hashable
+    has_aux: bool
+    structure: str
+    bare: bool
+    pairs: PairSet
+    rows: tuple[Any, ...]  # shape, strides, dtype and device of the directions
+    differentiable: bool
+
+
+class _Calls:
+    """The calls of one compiled transform."""
+
+    def __init__(self, transform: Callable[..., Any], kind: _AsQuadratic | _AsJet) -> None:
+        self._transform = transform
+        self._kind = kind
+        self._known: OrderedDict[_Signature, _CompiledPass | None] = OrderedDict()  # None: run as it is
+        self._warned: OrderedDict[Any, None] = OrderedDict()
+
+    def __call__(
+        self, func: Callable[..., Any], primals: Any, directions: Any, pairs: str | PairSet, has_aux: bool
+    ) -> Any:
+        problem = _Problem(func, primals, has_aux)
+        rows = _rows(problem, directions)
+        pairs = PairSet.of(pairs, rows[0].shape[0])
+        key = _Signature(
+            *(identity(func), has_aux, str(problem.structure), problem.bare, pairs),
+            tuple((row.shape, row.stride(), row.dtype, row.device) for row in rows),
+            torch.is_grad_enabled(),
+        )
+        if key not in self._known or rows[0].device.type == "cpu":  # elsewhere it would wait for the device each time
+            check_directions(rows, problem.leaves, problem.labels)
+        if key not in self._known:
+            self._known[key] = _CompiledPass(problem, pairs, self._kind, key.differentiable)
+            if len(self._known) > _KEPT:
+                self._known.popitem(last=False)
+        self._known.move_to_end(key)
+        one = self._known[key]
+        if one is not None:
+            try:
+                return one(problem, rows)
+            except CaptureFailed as error:
+                self._known[key] = None
+                self._warn(func, error)
+        return self._transform(func, primals, directions, has_aux=has_aux, **self._kind.eager(pairs))
+
+    def _warn(self, func: Callable[..., Any], error: CaptureFailed) -> None:
+        program = identity(func)
+        if program in self._warned:
+            return
+        self._warned[program] = None
+        if len(self._warned) > _KEPT:
+            self._warned.popitem(last=False)
+        name = getattr(func, "__qualname__", type(func).__name__)
+        warnings.warn(f"{name} cannot be compiled and is run as it is: {error}.", stacklevel=4)
+
+
+def _rows(problem: _Problem, directions: Any) -> list[Tensor]:
+    """The directions as tensors (K, *S); those that are lazy are made."""
+    lazy = lazily(directions)
+    if lazy is not None:
+        return [lazy.rows(position, leaf.detach(), 0, lazy.k) for position, leaf in enumerate(problem.leaves)]
+    rows, structure = _torch.pytree.tree_flatten(directions)
+    if structure != problem.structure or not all(isinstance(row, Tensor) and row.ndim for row in rows):
+        problem.directions(directions)  # says what is wrong
+    return rows
+
+
+class _CompiledPass:
+    """The passes over one program with directions of one signature."""
+
+    def __init__(self, problem: _Problem, pairs: PairSet, kind: _AsQuadratic | _AsJet, differentiable: bool) -> None:
+        self._pairs = pairs
+        self._kind = kind
+        self._differentiable = differentiable
+        self._labels = problem.labels
+        self._program = Captured(self._build, type(kind).wanted_with_aux if problem.has_aux else type(kind).wanted)
+        # What a call hands to the graph, and the graph to the call, past the program between them:
+        self._primals: list[Tensor] = []
+        self._rows: list[Tensor] = []
+        self._made: Made = {}
+
+    def __call__(self, problem: _Problem, rows: list[Tensor]) -> Any:
+        """The transform's result."""
+        if self._differentiable:
+            _refuse_gradients([*problem.leaves, *rows])
+        # tensors of their own: one that the function also captures is a constant there
+        self._primals = [leaf.detach() for leaf in problem.leaves]
+        self._rows = [row.detach() for row in rows]
+        arguments = _torch.pytree.tree_unflatten(self._primals, problem.structure)
+        try:
+            out = self._program(problem.func, (arguments,) if problem.bare else arguments)
+            if problem.has_aux:
+                out, problem.aux = out
+            return problem.finish(self._kind.result(out, self._made))
+        finally:
+            self._primals, self._rows, self._made = [], [], {}
+
+    def _build(self, graph: Graph, inputs: Sequence[Tensor]) -> Run:
+        """The pass over one graph of the program, compiled."""
+        if self._differentiable:
+            _refuse_gradients(inputs)
+        places = {id(tensor): place for place, tensor in enumerate(inputs)}
+        leaves = [(number, places[id(one)]) for number, one in enumerate(self._primals) if id(one) in places]
+        run = compiled(self._body(graph, leaves, len(inputs)), [*inputs, *self._rows], check=not graph.random)
+
+        def call(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+            everything = list(run([*inputs, *self._rows]))
+            outputs, made = everything[: graph.outputs], everything[graph.outputs :]
+            each = len(made) // max(len(graph.wanted), 1)
+            self._made = {
+                id(outputs[place]): tuple(made[number * each : (number + 1) * each])
+                for number, place in enumerate(graph.wanted)
+            }
+            return outputs
+
+        return call
+
+    def _body(self, graph: Graph, leaves: list[tuple[int, int]], count: int) -> Callable[[list[Tensor]], list[Tensor]]:
+        def body(tensors: list[Tensor]) -> list[Tensor]:
+            now, directions = tensors[:count], Given(tensors[count:])
+            one, chosen = Pass(self._pairs), tuple(range(self._pairs.k))
+            for number, place in leaves:
+                # a clone, for the program may write it; a compiler makes none where it does not
+                now[place] = now[place].clone()
+                one.perturb(Leaf(now[place], number, directions, chosen), self._labels[number])
+            with torch.no_grad(), one.running():
+                outputs = graph(now)
+            jets = [one.jet(outputs[place]) for place in graph.wanted]
+            return [*outputs, *(part for jet in jets for part in self._kind.of(jet, self._pairs))]
+
+        return body
+
+
+def _refuse_gradients(tensors: Sequence[Tensor]) -> None:
+    if any(tensor.requires_grad for tensor in tensors):
+        raise CaptureFailed(
+            "it reads tensors that require grad, and what is compiled is constant to autograd; expected "
+            "torch.no_grad() around the call, or detached tensors"
+        )
