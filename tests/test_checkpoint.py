@@ -313,8 +313,8 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, whole: Trainer) 
     with pytest.raises(files.NoSpace) as caught:
         run.fit()
     assert str(caught.value) == (
-        f"there is no space left to write {tmp_path / CHECKPOINT}; free some and go on with --resume: the last "
-        "checkpoint is whole."
+        f"there is no space left to write {tmp_path / CHECKPOINT}; free some and go on with --resume: what was "
+        "written before is whole."
     )
     resumed = tiny.trainer(tmp_path)
     assert resumed.epoch == 2

@@ -17,7 +17,7 @@ class Scaled:
     """The directions s_g v_k: each tensor's rows are multiplied by the scale of its group."""
 
     directions: Directions
-    scales: Sequence[float]  # one for each tensor
+    scales: Sequence[float | Tensor]  # one for each tensor; tensors () in a traced program
     labels: Sequence[str]
 
     @property
@@ -33,7 +33,7 @@ class Scaled:
                 f"expected {expected} {like.dtype} on {like.device}."
             )
         scale = self.scales[position]
-        return rows if scale == 1.0 else rows * scale
+        return rows if isinstance(scale, float) and scale == 1.0 else rows * scale
 
     def combine(self, coefficients: Tensor, position: int, like: Tensor, block: int) -> Tensor:
         """sum_k c_k v_k for one tensor, ``block`` rows at a time: (*S)."""
