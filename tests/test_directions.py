@@ -9,6 +9,8 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 import jetplane as jp
@@ -23,6 +25,7 @@ from jetplane.directions import (
     Plane,
     Rademacher,
     Sphere,
+    scalar,
 )
 from jetplane.directions import counter as philox_module
 from jetplane.directions.counter import Stream, normal, philox, rademacher
@@ -370,3 +373,23 @@ def test_roots_are_correctly_rounded() -> None:
     short = x.to(torch.float32)
     exact = torch.tensor([math.sqrt(value) for value in short.tolist()], dtype=torch.float64).to(torch.float32)
     assert torch.equal(philox_module._root(short), exact)
+
+
+@given(
+    seed=st.integers(0, 2**64 - 1),
+    step=st.integers(0, 2**32 - 1),
+    sample=st.integers(0, 2**16 - 1),
+    position=st.integers(0, 2**16 - 1),
+    start=st.integers(0, 100),
+    rows=st.integers(0, 3),
+    size=st.integers(0, 9),
+)
+@settings(derandomize=True, deadline=None, max_examples=100)
+def test_a_few_numbers_in_python_are_the_same_bits(
+    seed: int, step: int, sample: int, position: int, start: int, rows: int, size: int
+) -> None:
+    stream = Stream(seed, step, sample, position)
+    expected = normal(stream, start, start + rows, size, dtype=F64, device=torch.device("cpu"))
+    actual = scalar.normal(stream, start, start + rows, size)
+    assert actual.shape == expected.shape
+    assert torch.equal(actual.view(torch.int64), expected.contiguous().view(torch.int64))

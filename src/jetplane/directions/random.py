@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..ad.directions import Directions
-from . import traced
+from . import scalar, traced
 from .counter import Stream, normal, working_dtype
 from .counter import rademacher as signs
 from .plane import Plane, entries
@@ -146,6 +146,8 @@ class _Normal(_Lazy):
         dtype, stream = working_dtype(like.dtype), self._stream(position)
         if isinstance(stream.step, Tensor) or traced.fast(like.device):
             return traced.normal(stream, start, stop, like.numel(), dtype=dtype, like=like)
+        if scalar.pays(stop - start, like.numel(), dtype, like.device):
+            return scalar.normal(stream, start, stop, like.numel())
         return normal(stream, start, stop, like.numel(), dtype=dtype, device=like.device)
 
 
