@@ -11,6 +11,7 @@ import functools
 import logging
 import types
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,7 +20,18 @@ from torch import Tensor
 from ..errors import CaptureFailed
 from . import _torch
 
-__all__ = ["Captured", "Graph", "Run", "compiled", "every", "every_with_aux", "identity", "single", "single_with_aux"]
+__all__ = [
+    "Captured",
+    "Compiled",
+    "Graph",
+    "Run",
+    "compiled",
+    "every",
+    "every_with_aux",
+    "identity",
+    "single",
+    "single_with_aux",
+]
 
 log = logging.getLogger("jetplane")
 
@@ -50,7 +62,8 @@ class Graph:
     def text(self) -> str | None:
         """The program as text, equal for equal programs; None where it holds more than text can say."""
         nodes = self._module.graph.nodes
-        return None if any(node.op in ("get_attr", "call_module") for node in nodes) else self._module.code
+        unsaid = any(node.op in ("get_attr", "call_module") or _is_users(node.target) for node in nodes)
+        return None if unsaid else self._module.code
 
     @property
     def random(self) -> bool:
@@ -60,6 +73,22 @@ class Graph:
             getattr(node.target, "__name__", "") in _RANDOM or tag in getattr(node.target, "tags", ())
             for node in self._module.graph.nodes
         )
+
+    @property
+    def asking(self) -> str | None:
+        """Where the program asks for the value of a tensor, which waits for the device; None where it does not."""
+        asked = (node for node in self._module.graph.nodes if node.target in ("item", "tolist"))
+        for node in asked:
+            places = [
+                line.strip() for line in (node.stack_trace or "").splitlines() if line.strip().startswith("File ")
+            ]
+            return places[-1] if places else f"a call of {node.target}"
+        return None
+
+
+def _is_users(target: Any) -> bool:
+    """Whether a graph calls a function that is not torch's: another one may have its name."""
+    return isinstance(target, types.FunctionType) and str(target.__module__).split(".")[0] != "torch"
 
 
 _RANDOM = {
@@ -89,6 +118,8 @@ class Captured:
             with torch.no_grad():
                 return self._program(func, args)
         except _torch.capture_errors() as error:
+            if type(error).__name__ == "FailOnRecompileLimitHit":
+                raise CaptureFailed(f"its shapes, modes or numbers changed {self._count} times, the limit") from error
             raise CaptureFailed(_torch.explain_capture(error)) from error
 
     def _backend(self, module: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
@@ -171,7 +202,20 @@ def _unmark(module: torch.fx.GraphModule, outputs: list[torch.fx.Node]) -> list[
 _MARK = torch.ops.jetplane.wanted.default
 
 
-def compiled(function: Callable[[list[Tensor]], list[Tensor]], inputs: Sequence[Tensor], *, check: bool = True) -> Run:
+@dataclass(frozen=True)
+class Compiled:
+    """A compiled function of tensors."""
+
+    run: Run
+    written: frozenset[int]  # places of the inputs that it writes
+
+    def __call__(self, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        return self.run(inputs)
+
+
+def compiled(
+    function: Callable[[list[Tensor]], list[Tensor]], inputs: Sequence[Tensor], *, check: bool = True
+) -> Compiled:
     """``function``, traced with tensors like ``inputs`` but without values, and compiled.
 
     With ``check`` the outputs of both are compared, on copies of ``inputs``: a compiler may be wrong, too.
@@ -188,7 +232,7 @@ def compiled(function: Callable[[list[Tensor]], list[Tensor]], inputs: Sequence[
         raise CaptureFailed("two of the tensors that the program reads share memory, and one of them is written")
     if check:
         _compare(function, run, inputs)
-    return run
+    return Compiled(run, frozenset(written))
 
 
 def _compare(function: Callable[[list[Tensor]], list[Tensor]], run: Run, inputs: Sequence[Tensor]) -> None:

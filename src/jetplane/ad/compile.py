@@ -35,14 +35,11 @@ def compile(transform: Callable[..., Any]) -> Callable[..., Any]:
     on, is run as it is, with one warning that says why. ``chunk_size`` needs several passes, and is refused. Results
     are constants to autograd: where they would not be, the transform itself is called, with a warning.
 
-    Example:
-        >>> import jetplane as jp
-        >>> fast = jp.compile(jp.quadratic)
-        >>> x = torch.tensor([1.0, 2.0])
-        >>> cubes = lambda x: (x**3).sum()
-        >>> fast(cubes, x, torch.eye(2)).curvature  # doctest: +SKIP
-        tensor([[ 6.,  0.],
-                [ 0., 12.]])
+    Example::
+
+        fast = jp.compile(jp.quadratic)
+        for x, y in batches:
+            plane = fast(lambda params: loss(params, x, y), params, directions)  # captured once
     """
     if transform is transforms.quadratic:
         planes = _Calls(transforms.quadratic, _AsQuadratic())
@@ -136,8 +133,6 @@ class _Signature(NamedTuple):
 
     program: Hashable
     has_aux: bool
-    structure: str
-    bare: bool
     pairs: PairSet
     rows: tuple[Any, ...]  # shape, strides, dtype and device of the directions
     differentiable: bool
@@ -159,7 +154,7 @@ class _Calls:
         rows = _rows(problem, directions)
         pairs = PairSet.of(pairs, rows[0].shape[0])
         key = _Signature(
-            *(identity(func), has_aux, str(problem.structure), problem.bare, pairs),
+            *(identity(func), has_aux, pairs),
             tuple((row.shape, row.stride(), row.dtype, row.device) for row in rows),
             torch.is_grad_enabled(),
         )

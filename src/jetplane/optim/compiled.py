@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..ad import _torch
-from ..ad.capture import Captured, Graph, Run, compiled, identity, single, single_with_aux
+from ..ad.capture import Captured, Compiled, Graph, Run, compiled, identity, single, single_with_aux
 from ..ad.directions import Directions, Leaf
 from ..ad.jet import Quadratic
 from ..ad.passes import Pass
@@ -140,12 +140,14 @@ class CompiledStep:
         """The step over one graph of the program, compiled."""
         moving, control, optimizer = self._moving, self._control, self._optimizer
         assert control is not None
+        if graph.asking is not None:  # a CUDA graph cannot
+            raise CaptureFailed(f"it asks for the value of a tensor, and waits for it ({graph.asking})")
         places = {id(tensor): place for place, tensor in enumerate(inputs)}
         leaves = [(number, places[id(one.tensor)]) for number, one in enumerate(moving) if id(one.tensor) in places]
         if not leaves:
             raise ValueError("the closure uses none of the parameters; expected a loss that depends on them.")
         run, packing = _compiled(_Body(graph, optimizer, moving, leaves), [*inputs, *control.tensors])
-        many = Replayed(run) if control.device.type == "cuda" else partial(repeated, run)
+        many = Replayed(run, run.written) if control.device.type == "cuda" else partial(repeated, run)
         expected = [(place, moving[number].tensor) for number, place in leaves]
 
         def step(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -180,11 +182,11 @@ def _decayed(moving: list[Moving]) -> bool:
     return any(one.decay for one in moving)
 
 
-_SHARED: OrderedDict[Any, tuple[Run, Packing]] = OrderedDict()  # steps that are alike but for their tensors
+_SHARED: OrderedDict[Any, tuple[Compiled, Packing]] = OrderedDict()  # steps that are alike but for their tensors
 _KEPT = 16
 
 
-def _compiled(body: _Body, inputs: list[Tensor]) -> tuple[Run, Packing]:
+def _compiled(body: _Body, inputs: list[Tensor]) -> tuple[Compiled, Packing]:
     """The compiled step: that of another optimizer where all but the tensors is the same, as for several seeds."""
     key = body.key(inputs)
     if key is not None and key in _SHARED:
@@ -206,8 +208,9 @@ class Control:
 
     def __init__(self, device: torch.device, leaves: int) -> None:
         self.device = device
-        self._whole = torch.zeros(3, dtype=torch.int64, device=device)  # step, seed, bad steps in a row
-        self._rates = torch.zeros((2, leaves), dtype=torch.float64, device=device)  # lr and decay of each leaf
+        with torch.inference_mode(False):  # they are written outside of it, too
+            self._whole = torch.zeros(3, dtype=torch.int64, device=device)  # step, seed, bad steps in a row
+            self._rates = torch.zeros((2, leaves), dtype=torch.float64, device=device)  # lr and decay of each leaf
         self._numbers: tuple[Any, ...] = ()
         self._steps = (-1, -1, -1)  # those that the host knows of: the device counts on by itself
 
@@ -294,7 +297,7 @@ class _Body:
         for number, leaf in leaves.items():
             leaf.copy_(torch.where(taken, moved[number], leaf))
         whole.copy_(torch.stack([whole[0] + 1, whole[1], torch.where(taken, 0, whole[2] + 1)]))
-        return [*outputs, self._pack(model, sign, coefficients * factor, largest * factor, code)]
+        return [*outputs, self._pack(model, sign, coefficients * factor, largest, code)]
 
     def _pass(
         self, tensors: list[Tensor], leaves: dict[int, Tensor], drawn: Directions

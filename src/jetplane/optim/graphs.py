@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import torch
 from torch import Tensor
@@ -37,11 +37,13 @@ class Replayed:
 
     The graph reads entry ``cursor`` of the batches, writes entry ``cursor`` of the outputs, and moves the cursor on, so
     that the host has nothing to do between two steps but to launch the next. Other inputs are read, and written, where
-    they are; one whose address changes between two calls is copied to a place of ours from then on.
+    they are; one whose address changes between two calls is copied to a place of ours from then on, or, where the step
+    writes it, recorded anew.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, written: Set[int] = frozenset()) -> None:
         self._run = run
+        self._written = written  # places among the inputs
         self._calls = 0
         # A stream of its own to capture on: matrix libraries keep a workspace for each stream, and two graphs that use
         # the same one must not run at the same time.
@@ -88,7 +90,7 @@ class Replayed:
             for place, (new, old) in enumerate(zip(inputs, self._inputs, strict=True))
             if place not in self._copied and place not in batches and new.data_ptr() != old.data_ptr()
         }
-        self._copied |= moved
+        self._copied |= moved - self._written  # a copy would take what is written away from its owner
         return bool(moved)
 
     def _capacity(self) -> int:
