@@ -20,7 +20,7 @@ from .capture import Captured, Graph, Run, compiled, every, every_with_aux, iden
 from .directions import Given, Leaf
 from .jet import Jet, PairSet, Quadratic
 from .passes import Pass, check_directions, lazily
-from .transforms import _Problem, quadratic_of
+from .transforms import Problem, quadratic_of
 
 __all__ = ["compile"]
 
@@ -150,7 +150,7 @@ class _Calls:
     def __call__(
         self, func: Callable[..., Any], primals: Any, directions: Any, pairs: str | PairSet, has_aux: bool
     ) -> Any:
-        problem = _Problem(func, primals, has_aux)
+        problem = Problem(func, primals, has_aux)
         rows = _rows(problem, directions)
         pairs = PairSet.of(pairs, rows[0].shape[0])
         key = _Signature(
@@ -185,7 +185,7 @@ class _Calls:
         warnings.warn(f"{name} cannot be compiled and is run as it is: {error}.", stacklevel=4)
 
 
-def _rows(problem: _Problem, directions: Any) -> list[Tensor]:
+def _rows(problem: Problem, directions: Any) -> list[Tensor]:
     """The directions as tensors (K, *S); those that are lazy are made."""
     lazy = lazily(directions)
     if lazy is not None:
@@ -199,7 +199,7 @@ def _rows(problem: _Problem, directions: Any) -> list[Tensor]:
 class _CompiledPass:
     """The passes over one program with directions of one signature."""
 
-    def __init__(self, problem: _Problem, pairs: PairSet, kind: _AsQuadratic | _AsJet, differentiable: bool) -> None:
+    def __init__(self, problem: Problem, pairs: PairSet, kind: _AsQuadratic | _AsJet, differentiable: bool) -> None:
         self._pairs = pairs
         self._kind = kind
         self._differentiable = differentiable
@@ -210,7 +210,7 @@ class _CompiledPass:
         self._rows: list[Tensor] = []
         self._made: Made = {}
 
-    def __call__(self, problem: _Problem, rows: list[Tensor]) -> Any:
+    def __call__(self, problem: Problem, rows: list[Tensor]) -> Any:
         """The transform's result."""
         if self._differentiable:
             _refuse_gradients([*problem.leaves, *rows])

@@ -151,6 +151,8 @@ def scaled(rows: Tensor | None, factor: Any) -> Tensor | None:
         return None
     if callable(factor):
         factor = factor()
+    if isinstance(factor, Tensor) and factor.dtype == torch.bool:  # a product would make numbers of the mask first
+        return torch.where(factor, rows, 0.0)
     return None if factor is None else rows if _is_one(factor) else rows * factor
 
 

@@ -27,7 +27,7 @@ __all__ = ["gradient", "hessian", "hvp", "hyperdual", "jet", "jvp", "laplacian",
 _map, _leaves, _unflatten = _torch.pytree.tree_map, _torch.pytree.tree_leaves, _torch.pytree.tree_unflatten
 
 
-class _Problem:
+class Problem:
     """A function with its primals laid out flat."""
 
     def __init__(self, func: Callable[..., Any], primals: Any, has_aux: bool) -> None:
@@ -131,7 +131,7 @@ def jvp(func: Callable[..., Any], primals: Any, tangents: Any, *, has_aux: bool 
         >>> jvp(torch.square, (x,), (torch.ones(2),))
         (tensor([1., 4.]), tensor([2., 4.]))
     """
-    problem = _Problem(func, primals, has_aux)
+    problem = Problem(func, primals, has_aux)
     tree = problem.run(Given(problem.single(tangents, "tangents")), PairSet.none(1), None)
     return problem.finish(_part(tree, lambda j: j.primal), _part(tree, lambda j: j.tangent[0]))
 
@@ -149,7 +149,7 @@ def hyperdual(
         >>> float(hyperdual(lambda x: x**3, x, one, one).eps12)
         12.0
     """
-    problem = _Problem(func, primals, has_aux)
+    problem = Problem(func, primals, has_aux)
     first, second = problem.single(v1, "v1"), problem.single(v2, "v2")
     rows = [torch.cat(pair) for pair in zip(first, second, strict=True)]
     curve = None if v12 is None else problem.single(v12, "v12")
@@ -183,7 +183,7 @@ def jet(
         >>> j.tangent, j.second
         (tensor([2., 1.]), tensor([0., 1., 0.]))
     """
-    problem = _Problem(func, primals, has_aux)
+    problem = Problem(func, primals, has_aux)
     rows = problem.directions(directions)
     tree = problem.run(rows, PairSet.of(pairs, rows.k), chunk_size)
     return problem.finish(
@@ -202,7 +202,7 @@ def quadratic(
         tensor([[ 6.,  0.],
                 [ 0., 12.]])
     """
-    problem = _Problem(func, primals, has_aux)
+    problem = Problem(func, primals, has_aux)
     rows = problem.directions(directions)
     pairs = PairSet.all(rows.k)
     tree = problem.run(rows, pairs, chunk_size)
@@ -228,7 +228,7 @@ def gradient(func: Callable[..., Any], primals: Any, *, has_aux: bool = False, c
         >>> gradient(lambda x: (x**2).sum(), torch.tensor([1.0, 2.0]))
         tensor([2., 4.])
     """
-    problem = _Problem(func, primals, has_aux)
+    problem = Problem(func, primals, has_aux)
     basis = problem.basis()
     tree = problem.run(basis, PairSet.none(basis.k), chunk_size)
     return problem.finish(_part(tree, lambda j: _by_primal(problem, j.tangent.movedim(0, -1))))
@@ -241,7 +241,7 @@ def hvp(func: Callable[..., Any], primals: Any, v: Any, *, has_aux: bool = False
         >>> hvp(lambda x: (x**3).sum(), torch.tensor([1.0, 2.0]), torch.tensor([1.0, 1.0]))
         tensor([ 6., 12.])
     """
-    problem = _Problem(func, primals, has_aux)
+    problem = Problem(func, primals, has_aux)
     rows = Joined(Given(problem.single(v, "v")), problem.basis())
     tree = problem.run(rows, PairSet.star(rows.k), chunk_size)
     return problem.finish(_part(tree, lambda j: _by_primal(problem, j.second.movedim(0, -1))))
@@ -255,7 +255,7 @@ def hessian(func: Callable[..., Any], primals: Any, *, has_aux: bool = False, ch
         tensor([[4., 2.],
                 [2., 0.]])
     """
-    problem = _Problem(func, primals, has_aux)
+    problem = Problem(func, primals, has_aux)
     basis = problem.basis()
     pairs = PairSet.all(basis.k)
     tree = problem.run(basis, pairs, chunk_size)
@@ -271,7 +271,7 @@ def hessian(func: Callable[..., Any], primals: Any, *, has_aux: bool = False, ch
     return problem.finish(_part(tree, blocks))
 
 
-def _by_primal(problem: _Problem, flat: Tensor) -> Any:
+def _by_primal(problem: Problem, flat: Tensor) -> Any:
     """(..., D) as the primals' structure, each leaf (..., *S)."""
     parts = flat.split([leaf.numel() for leaf in problem.leaves], -1)
     shaped = [p.reshape((*p.shape[:-1], *leaf.shape)) for p, leaf in zip(parts, problem.leaves, strict=True)]
@@ -296,7 +296,7 @@ def laplacian(
         >>> laplacian(lambda x: (x**3).sum(), torch.tensor([1.0, 2.0]))
         tensor(18.)
     """
-    problem = _Problem(func, primals, has_aux)
+    problem = Problem(func, primals, has_aux)
     rows = problem.basis(batch_ndim) if directions is None else problem.directions(directions)
     tree = problem.run(rows, PairSet.laplacian(rows.k), chunk_size)
     return problem.finish(_part(tree, lambda j: j.second[0]))

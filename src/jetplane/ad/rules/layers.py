@@ -126,7 +126,10 @@ def gathered(op: Any, space: int) -> None:
         def lift(rows: Tensor | None) -> Tensor | None:
             if rows is None:
                 return None
-            return rows.flatten(1).gather(1, at.expand(rows.shape[0], -1)).unflatten(1, indices.shape)
+            if rows.is_contiguous():
+                return rows.flatten(1).gather(1, at.expand(rows.shape[0], -1)).unflatten(1, indices.shape)
+            # row by row: flat they have to be copied, and the rows of a layer's output are the peak of memory
+            return torch.stack([row.flatten().gather(0, at) for row in rows]).unflatten(1, indices.shape)
 
         return Operand(values, lift(x.tangent), lift(x.second)), indices
 
