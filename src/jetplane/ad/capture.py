@@ -246,9 +246,8 @@ def _compare(function: Callable[[list[Tensor]], list[Tensor]], run: Run, inputs:
             raise CaptureFailed(f"compiled, its output {number} differs by {error:.1e} from what it is uncompiled")
 
 
-_TOLERANCE = (
-    0.05  # of the largest entry: TF32, sums in another order and ties may differ; a wrong program differs by far
-)
+# Of the largest entry: TF32, sums in another order and ties may make a difference; that of a wrong program is large.
+_TOLERANCE = 0.05
 
 
 def _difference(one: Tensor, other: Tensor) -> float:
