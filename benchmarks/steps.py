@@ -11,9 +11,11 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import os
 import platform
 import statistics
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -118,7 +120,9 @@ def main() -> None:
     environment = {"torch": torch.__version__, "jetplane": jp.__version__, "commit": commit, "device": name}
     if options.out:
         result = {"environment": environment | {"tf32": options.tf32}, "results": rows}
-        options.out.write_text(json.dumps(result, indent=1) + "\n")
+        with tempfile.NamedTemporaryFile("w", dir=options.out.parent, delete=False) as file:
+            json.dump(result, file, indent=1)
+        os.replace(file.name, options.out)
 
 
 if __name__ == "__main__":

@@ -82,6 +82,16 @@ def _xor(fresh: Tensor, other: Tensor) -> Tensor:
     return fresh.bitwise_xor_(other) if fresh.shape == other.shape else fresh ^ other
 
 
+def signed(word: int) -> int:
+    """The int64 with the bits of an unsigned 64-bit word.
+
+    Example:
+        >>> signed(2**64 - 1), signed(5)
+        (-1, 5)
+    """
+    return word - (1 << 64) if word >= 1 << 63 else word
+
+
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
     """float64 for float64, else float32: short dtypes are rounded from it."""
     return torch.float64 if dtype == torch.float64 else torch.float32
@@ -116,16 +126,13 @@ def _tiles(
 ) -> Iterator[tuple[int, int, Words]]:
     """The random words of all rows, a range of blocks at a time: first, last, four words (rows, last - first)."""
     rows = torch.arange(start, stop, dtype=torch.int64, device=device).unsqueeze(1)
-    traced = isinstance(stream.step, Tensor)
-    place = torch.full((1, 1), stream.position | stream.sample << 16, dtype=torch.int64, device=device)
-    if isinstance(stream.step, Tensor):
-        step = stream.step.reshape(1, 1)
-    else:
-        step = torch.full((1, 1), stream.step, dtype=torch.int64, device=device)
-    fixed = [place, step]
+    fixed = [
+        word.reshape(1, 1) if isinstance(word, Tensor) else torch.full((1, 1), word, dtype=torch.int64, device=device)
+        for word in (stream.position | stream.sample << 16, stream.step)
+    ]
     key = (stream.seed & _MASK, stream.seed >> 32 & _MASK)
     width = max(1, (_TILE if device.type == "cpu" else 1 << 22) // max(1, stop - start))
-    if traced:  # a compiler fuses all of it, so that nothing is gained from tiles
+    if isinstance(stream.step, Tensor):  # a compiler fuses all of it, so that nothing is gained from tiles
         width = max(1, blocks)
     for first in range(0, blocks, width):
         last = min(first + width, blocks)

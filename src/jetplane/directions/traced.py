@@ -22,7 +22,9 @@ def fast(device: torch.device) -> bool:
 def normal(stream: counter.Stream, start: int, stop: int, size: int, *, dtype: torch.dtype, like: Tensor) -> Tensor:
     """Standard normal numbers (stop - start, size) on the device of ``like``; equal to the counter's, bit by bit."""
     words = [
-        word if isinstance(word, Tensor) else torch.full((), _signed(word), dtype=torch.int64, device=like.device)
+        word
+        if isinstance(word, Tensor)
+        else torch.full((), counter.signed(word), dtype=torch.int64, device=like.device)
         for word in (stream.seed, stream.step)
     ]
     place = stream.position | stream.sample << 16
@@ -44,7 +46,3 @@ def _normal(seed: Tensor, step: Tensor, place: int, start: int, stop: int, size:
 @_normal.register_fake
 def _(seed: Tensor, step: Tensor, place: int, start: int, stop: int, size: int, dtype: torch.dtype) -> Tensor:
     return step.new_empty((stop - start, size), dtype=dtype)
-
-
-def _signed(word: int) -> int:
-    return word - (1 << 64) if word >= 1 << 63 else word

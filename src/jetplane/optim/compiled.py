@@ -23,6 +23,7 @@ from ..ad.directions import Directions, Leaf
 from ..ad.jet import Quadratic
 from ..ad.passes import Pass
 from ..directions import Plane
+from ..directions.counter import signed
 from ..errors import CaptureFailed
 from ..solvers import Traceable
 from ..solvers.traced import NONFINITE, OK, TracedStep
@@ -226,10 +227,9 @@ class Control:
 
     def set(self, step: int, seed: int, bad: int, lrs: list[float], decays: list[float]) -> None:
         """Bring the device up to date."""
-        signed = seed - (1 << 64) if seed >= 1 << 63 else seed
-        if (step, signed, bad) != self._steps:
-            self._whole.copy_(torch.tensor([step, signed, bad]))
-            self._steps = step, signed, bad
+        if (step, seed, bad) != self._steps:
+            self._whole.copy_(torch.tensor([step, signed(seed), bad]))
+            self._steps = step, seed, bad
         if (lrs, decays) != self._numbers:
             self._rates.copy_(torch.tensor([lrs, decays], dtype=torch.float64))
             self._numbers = lrs, decays

@@ -159,3 +159,15 @@ def agreement(predicted: float | Tensor, actual: float | Tensor) -> float:
     if not (math.isfinite(predicted) and math.isfinite(actual) and predicted > 0):
         return -math.inf
     return actual / predicted
+
+
+def followed(state: float, ratio: float, *, up: float, down: float, smallest: float) -> float:
+    """The next damping, or sigma, after a step with this agreement: times ``up`` below 1/4, over ``down`` above 3/4.
+
+    Example:
+        >>> [followed(1.0, ratio, up=4, down=2, smallest=1e-12) for ratio in (0.1, 0.5, 0.9)]
+        [4.0, 1.0, 0.5]
+    """
+    if ratio < 0.25:
+        return min(up * state, 1e300)
+    return max(state / down, min(state, smallest)) if ratio > 0.75 else state

@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 from torch import Tensor
 
 from ..ad.jet import Quadratic
-from .base import Failure, Plain, Step, agreement, length, require_positive, solve, spectrum
+from .base import Failure, Plain, Step, agreement, followed, length, require_positive, solve, spectrum
 from .secular import shifted
 
 
@@ -46,10 +46,7 @@ class Cubic:
 
     def update(self, state: float, predicted: float | Tensor, actual: float | Tensor) -> float:
         """The next sigma."""
-        ratio = agreement(predicted, actual)
-        if ratio < 0.25:
-            return min(2 * state, 1e300)
-        return max(state / 2, min(state, self.smallest)) if ratio > 0.75 else state
+        return followed(state, agreement(predicted, actual), up=2, down=2, smallest=self.smallest)
 
     def __call__(self, model: Quadratic) -> Step:
         return solve(model, self._coefficients, descends=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..ad.jet import Quadratic
-from .base import Failure, Plain, Step, agreement, require_positive, solve, spectrum
+from .base import Failure, Plain, Step, agreement, followed, require_positive, solve, spectrum
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,7 @@ class Damped:
 
     def update(self, state: float, predicted: float | Tensor, actual: float | Tensor) -> float:
         """The next damping."""
-        ratio = agreement(predicted, actual)
-        if ratio < 0.25:
-            return min(4 * state, 1e300)
-        return max(state / 3, min(state, self.smallest)) if ratio > 0.75 else state
+        return followed(state, agreement(predicted, actual), up=4, down=3, smallest=self.smallest)
 
     def __call__(self, model: Quadratic) -> Step:
         return solve(model, self._coefficients, descends=True)
