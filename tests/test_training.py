@@ -173,14 +173,18 @@ def test_the_statuses_of_compiled_steps_are_read_with_the_rest() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # torch's own compiler uses it
-def test_compiled_steps_train_as_the_others_do() -> None:
-    run, other = tiny.trainer(compile=True), tiny.trainer()
+@pytest.mark.parametrize("method", ["fomoh-kd", "backprop", "adam"])
+def test_compiled_steps_train_as_the_others_do(method: str) -> None:
+    run, other = tiny.trainer(method=method, compile=True), tiny.trainer(method=method)
     run.fit()
     other.fit()
     for ours, theirs in zip(run.history, other.history, strict=True):
         assert ours.steps == theirs.steps == 3
         for name in ("train_nll", "validation_nll", "slope", "curvature", "step_length", "forward_equivalents"):
-            assert getattr(ours, name) == pytest.approx(getattr(theirs, name), rel=1e-4), name
+            if getattr(theirs, name) is None:  # a torch optimizer measures no plane
+                assert getattr(ours, name) is None and method != "fomoh-kd"
+            else:
+                assert getattr(ours, name) == pytest.approx(getattr(theirs, name), rel=1e-4), name
 
 
 def test_epochs_yields_the_metrics_and_a_run_can_be_stopped_and_gone_on_with() -> None:

@@ -33,6 +33,9 @@ class BackpropReports(NamedTuple):
 class Backprop:
     """``step(loss_fn, *batch, has_aux=True)`` around a torch optimizer, with one backward pass.
 
+    With ``compile`` the forward and the backward pass of ``steps`` are compiled, so that a comparison with compiled
+    forward-only steps is one of methods.
+
     Example:
         >>> x = torch.tensor([3.0, 4.0], requires_grad=True)
         >>> opt = Backprop(torch.optim.SGD([x], lr=0.5))
@@ -41,8 +44,10 @@ class Backprop:
         (25.0, [0.0, 0.0], 'seen')
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, *, compile: bool = False) -> None:
         self.optimizer = optimizer  # what a scheduler is given
+        self._compile = compile
+        self._compiled: tuple[Any, Callable[..., Any]] | None = None  # the function, and what became of it
         self._report: BackpropReport | None = None
         self._replayed: tuple[Any, Replayed] | None = None
 
@@ -66,6 +71,10 @@ class Backprop:
 
     def steps(self, loss_fn: Callable[..., Any], *batches: Tensor, has_aux: bool = False) -> BackpropReports:
         """Take a step with each entry of the batches' first axis. On CUDA they are replayed as a graph, as ours are."""
+        if self._compile:
+            if self._compiled is None or self._compiled[0] != loss_fn:
+                self._compiled = loss_fn, torch.compile(loss_fn)
+            loss_fn = self._compiled[1]
         count = len(batches[0])
         fed = dict(enumerate(batches))
         if not batches[0].is_cuda:

@@ -47,13 +47,13 @@ def make(config: Config, parameters: Iterable[Tensor]) -> Method:
     """The optimizer of ``config``'s method and options."""
     moving = list(parameters)
     if config.method in ("backprop", "sgd"):
-        return Backprop(torch.optim.SGD(moving, config.lr, config.momentum, weight_decay=config.weight_decay))
+        sgd = torch.optim.SGD(moving, config.lr, config.momentum, weight_decay=config.weight_decay)
+        return Backprop(sgd, compile=config.compile)
     if config.method == "adam":
         eps = 1e-8 if config.eps is None else config.eps
         graphed = config.compile and moving[0].is_cuda  # then its count of steps must lie on the device
-        return Backprop(
-            torch.optim.Adam(moving, config.lr, eps=eps, weight_decay=config.weight_decay, capturable=graphed)
-        )
+        adam = torch.optim.Adam(moving, config.lr, eps=eps, weight_decay=config.weight_decay, capturable=graphed)
+        return Backprop(adam, compile=config.compile)
     # patience: None, for a run of 3000 epochs must not end for ten bad steps; they are counted in the metrics
     options: dict[str, Any] = {
         "seed": config.seed,
