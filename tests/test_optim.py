@@ -823,9 +823,9 @@ CONSTRUCTION: list[tuple[str, Callable[[], object], type[Exception], str]] = [
     ),
     (
         "curvature",
-        lambda: HyperplaneSearch([P], 1.0, Gaussian(1), "exact", JitteredInverse()),
+        lambda: HyperplaneSearch([P], 1.0, Gaussian(1), 3, JitteredInverse()),
         TypeError,
-        r"curvature is str; expected ExactHessian\(\) or NoCurvature\(\)",
+        r"curvature is int; expected ExactHessian\(\), GaussNewton\(\)",
     ),
     (
         "solver",
@@ -863,7 +863,7 @@ CLOSURES: list[tuple[str, tuple, type[Exception], str]] = [
     ("none", (lambda: None,), TypeError, "the closure returned None; expected the loss as a scalar tensor"),
     ("float", (lambda: 1.5,), TypeError, "the closure returned float 1.5; expected the loss as a scalar tensor"),
     ("item", (lambda: P.sum().item(),), TypeError, "the closure returned float 3.0; expected the loss as a scalar"),
-    ("vector", (lambda: P * 2,), ValueError, r"the closure returned a tensor of shape \(3,\); expected a scalar loss"),
+    ("matrix", (lambda: P[None],), ValueError, r"the closure returned a tensor of shape \(1, 3\); expected a scalar"),
     ("integer", (lambda: P.argmax(),), TypeError, "a tensor of dtype torch.int64; expected a floating-point loss"),
     ("unused", (lambda: Q.sum(),), ValueError, "the closure uses none of the parameters; expected a loss that dep"),
     ("backward", (backward,), ValueError, "the closure calls backward, which a step does not use; expected a closure"),

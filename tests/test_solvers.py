@@ -20,6 +20,7 @@ from jetplane.solvers import (
     Cubic,
     Damped,
     JitteredInverse,
+    LevenbergMarquardt,
     NegativeSlope,
     SaddleFree,
     SoftAbs,
@@ -40,6 +41,7 @@ SOLVERS: list[Solver] = [
     Damped(),
     TrustRegion(),
     Cubic(),
+    LevenbergMarquardt(),
 ]
 DESCENDING = [solver for solver in SOLVERS if solver.descends]
 EXTREME: list[Solver] = [
@@ -51,8 +53,10 @@ EXTREME: list[Solver] = [
     Damped(1e9),
     SaddleFree(1e-16),
     SoftAbs(1e9),
+    LevenbergMarquardt(1e-9),
+    LevenbergMarquardt(1e9),
 ]
-ADAPTIVE: list[Adaptive] = [Damped(), TrustRegion(), Cubic()]
+ADAPTIVE: list[Adaptive] = [Damped(), TrustRegion(), Cubic(), LevenbergMarquardt(smallest=1e-9)]
 
 
 def quadratic(slope: object, curvature: object, dtype: torch.dtype = F64) -> jp.Quadratic:
@@ -218,6 +222,7 @@ def test_rounding_does_not_turn_a_step_uphill() -> None:
         (SaddleFree(), 1e-11),
         (SoftAbs(sharpness=1e4), 1e-11),
         (Damped(damping=1e-12), 1e-9),
+        (LevenbergMarquardt(damping=1e-12), 1e-9),
         (TrustRegion(radius=1e4), 1e-11),
         (Cubic(sigma=1e-12), 1e-9),
     ],
@@ -477,4 +482,5 @@ def test_which_solvers_can_be_traced() -> None:
         "NegativeSlope",
         "AbsoluteCurvature",
         "JitteredInverse",
+        "LevenbergMarquardt",
     }

@@ -1,6 +1,7 @@
 """Second-order forward-mode AD for PyTorch: exact slopes and curvatures of unmodified programs in one forward pass."""
 
-from . import optim
+from . import curvature, optim
+from .ad.boundary import mark_output
 from .ad.compile import compile
 from .ad.coverage import Coverage, coverage
 from .ad.directions import Directions
@@ -9,17 +10,31 @@ from .ad.perturb import perturb
 from .ad.register import register
 from .ad.transforms import gradient, hessian, hvp, hyperdual, jet, jvp, laplacian, quadratic
 from .ad.verify import Verification, verify
-from .errors import JetplaneError, MissingRule, OptimizationStalled, UnsupportedProgram
+from .errors import (
+    BackwardPass,
+    CoupledSamples,
+    JetplaneError,
+    MissingBoundary,
+    MissingRule,
+    OptimizationStalled,
+    UnsupportedProgram,
+)
+from .gradients import ForwardGradient, forward_gradient
+from .guard import forward_only
 from .optim import minimize
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "BackwardPass",
+    "CoupledSamples",
     "Coverage",
     "Directions",
+    "ForwardGradient",
     "HyperDual",
     "Jet",
     "JetplaneError",
+    "MissingBoundary",
     "MissingRule",
     "Operand",
     "OptimizationStalled",
@@ -29,6 +44,9 @@ __all__ = [
     "Verification",
     "compile",
     "coverage",
+    "curvature",
+    "forward_gradient",
+    "forward_only",
     "gradient",
     "hessian",
     "hvp",
@@ -36,6 +54,7 @@ __all__ = [
     "jet",
     "jvp",
     "laplacian",
+    "mark_output",
     "minimize",
     "optim",
     "perturb",

@@ -28,3 +28,15 @@ class OptimizationStalled(JetplaneError, RuntimeError):
 
 class CaptureFailed(JetplaneError):
     """A program could not be captured as a graph; it can still be run as it is."""
+
+
+class BackwardPass(JetplaneError, RuntimeError):
+    """Inside :class:`jetplane.forward_only` a backward pass was started, or an autograd graph built."""
+
+
+class MissingBoundary(JetplaneError, ValueError):
+    """A curvature that begins at the loss was asked for, and nothing says where in the program the loss begins."""
+
+
+class CoupledSamples(JetplaneError, ValueError):
+    """The loss of one sample depends on another sample, and that was not to be."""

@@ -24,15 +24,19 @@ __all__ = [
     "captured",
     "compiled",
     "decomposition",
+    "engine",
     "explain_capture",
     "is_composite",
     "is_fake",
     "is_functorch_wrapper",
+    "is_tracing",
+    "native_losses",
     "no_function_modes",
     "op_database",
     "prim_body",
     "pytree",
     "quiet_vmap_fallback",
+    "set_engine",
     "unfused_script",
     "unwrap_functorch",
     "without_fused_libraries",
@@ -161,6 +165,14 @@ def no_function_modes() -> Any:
     return torch._C.DisableTorchFunction()
 
 
+def native_losses(name: str) -> list[Any]:
+    """The built-in functions behind the loss of this name in torch.nn.functional: a captured program may call them."""
+    names = {"cross_entropy": ("cross_entropy_loss",), "nll_loss": ("nll_loss_nd", "nll_loss2d", "nll_loss")}
+    modules = (torch, torch._C._nn)
+    found = [getattr(module, one, None) for module in modules for one in names.get(name, (name,))]
+    return [function for function in found if function is not None]
+
+
 def unfused_script() -> Any:
     """A context in which TorchScript runs operation by operation, without fused kernels."""
     return torch.jit.optimized_execution(False)  # type: ignore[attr-defined]
@@ -181,6 +193,24 @@ def op_database() -> list[Any]:
     from torch.testing._internal.common_methods_invocations import op_db
 
     return list(op_db)
+
+
+# -- the engine of backward passes ----------------------------------------------------------------------------------
+
+
+def engine() -> Any:
+    """What every backward pass that Python starts is run by: its ``run_backward``."""
+    return torch.autograd.Variable._execution_engine
+
+
+def set_engine(new: Any) -> None:
+    """Let backward passes be run by ``new``."""
+    torch.autograd.Variable._execution_engine = new
+
+
+def is_tracing() -> bool:
+    """Whether torch's compiler is making a program in this thread: what runs is not the program itself."""
+    return torch._guards.TracingContext.try_get() is not None
 
 
 # -- capture and compilation ----------------------------------------------------------------------------------------

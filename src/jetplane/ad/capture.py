@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import CaptureFailed
+from ..errors import BackwardPass, CaptureFailed
 from . import _torch
+from .agreement import compare
 
 __all__ = [
     "Captured",
@@ -218,11 +219,11 @@ def compiled(
 ) -> Compiled:
     """``function``, traced with tensors like ``inputs`` but without values, and compiled.
 
-    With ``check`` the outputs of both are compared, on copies of ``inputs``: a compiler may be wrong, too.
+    With ``check`` the outputs of both are compared, on copies of ``inputs``.
     """
     try:
         run, written = _torch.compiled(function, inputs)
-    except CaptureFailed:
+    except (CaptureFailed, BackwardPass):
         raise
     except Exception as error:  # whatever it is, the program can still be run as it is, and says what is wrong then
         text = " ".join(str(error).split())
@@ -231,30 +232,5 @@ def compiled(
     if any(inputs[place].numel() and storages.count(storages[place]) > 1 for place in written):
         raise CaptureFailed("two of the tensors that the program reads share memory, and one of them is written")
     if check:
-        _compare(function, run, inputs)
+        compare(function, run, inputs)
     return Compiled(run, frozenset(written))
-
-
-def _compare(function: Callable[[list[Tensor]], list[Tensor]], run: Run, inputs: Sequence[Tensor]) -> None:
-    """Raise CaptureFailed where the compiled function gives other numbers, beyond rounding."""
-    with torch.no_grad():
-        expected = function([tensor.detach().clone() for tensor in inputs])
-    actual = run([tensor.detach().clone() for tensor in inputs])
-    for number, (one, other) in enumerate(zip(expected, actual, strict=True)):
-        error = _difference(one, other)
-        if not error <= _TOLERANCE:
-            raise CaptureFailed(f"compiled, its output {number} differs by {error:.1e} from what it is uncompiled")
-
-
-# Of the largest entry: TF32, sums in another order and ties may make a difference; that of a wrong program is large.
-_TOLERANCE = 0.05
-
-
-def _difference(one: Tensor, other: Tensor) -> float:
-    """The largest difference, relative to the largest entry; numbers that are not finite must agree."""
-    one, other = one.double(), other.double()
-    if not torch.equal(one.isfinite(), other.isfinite()):
-        return float("inf")
-    size = one.nan_to_num(0.0, 0.0, 0.0).abs().max() if one.numel() else torch.zeros(())
-    gap = (one - other).nan_to_num(0.0, 0.0, 0.0).abs().max() if one.numel() else torch.zeros(())
-    return float(gap / size) if size > 0 else float(gap)

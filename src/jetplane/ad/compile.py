@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..errors import CaptureFailed
 from . import _torch, transforms
+from .boundary import begins_late
 from .capture import Captured, Graph, Run, compiled, every, every_with_aux, identity, single, single_with_aux
 from .directions import Given, Leaf
 from .jet import Jet, PairSet, Quadratic
@@ -32,8 +33,8 @@ def compile(transform: Callable[..., Any]) -> Callable[..., Any]:
 
     A program is captured at its first call, and again where shapes, dtypes, the pairs, ``train()`` or ``eval()``
     change, a bounded number of times. One that cannot be captured, as where it asks for the value of a tensor to go
-    on, is run as it is, with one warning that says why. ``chunk_size`` needs several passes, and is refused. Results
-    are constants to autograd: where they would not be, the transform itself is called, with a warning.
+    on, is run as it is, with one warning that says why. ``chunk_size`` and ``memory`` need several passes, and are
+    refused. Results are constants to autograd: where they would not be, the transform itself is called, with a warning.
 
     Example::
 
@@ -42,7 +43,7 @@ def compile(transform: Callable[..., Any]) -> Callable[..., Any]:
             plane = fast(lambda params: loss(params, x, y), params, directions)  # captured once
     """
     if transform is transforms.quadratic:
-        planes = _Calls(transforms.quadratic, _AsQuadratic())
+        planes = {late: _Calls(transforms.quadratic, _AsQuadratic(late)) for late in (False, True)}
 
         @functools.wraps(transform)
         def quadratic(
@@ -50,11 +51,13 @@ def compile(transform: Callable[..., Any]) -> Callable[..., Any]:
             primals: Any,
             directions: Any,
             *,
+            curvature: str = "exact",
             has_aux: bool = False,
             chunk_size: int | None = None,
+            memory: int | str | None = None,
         ) -> Any:
-            _refuse_chunks(chunk_size)
-            return planes(func, primals, directions, "all", has_aux)
+            _refuse_chunks(chunk_size, memory)
+            return planes[begins_late(curvature)](func, primals, directions, "all", has_aux)
 
         return quadratic
     if transform is transforms.jet:
@@ -69,8 +72,9 @@ def compile(transform: Callable[..., Any]) -> Callable[..., Any]:
             *,
             has_aux: bool = False,
             chunk_size: int | None = None,
+            memory: int | str | None = None,
         ) -> Any:
-            _refuse_chunks(chunk_size)
+            _refuse_chunks(chunk_size, memory)
             return jets(func, primals, directions, pairs, has_aux)
 
         return jet
@@ -78,9 +82,10 @@ def compile(transform: Callable[..., Any]) -> Callable[..., Any]:
     raise ValueError(f"{name} cannot be compiled; expected jetplane.quadratic or jetplane.jet.")
 
 
-def _refuse_chunks(chunk_size: int | None) -> None:
-    if chunk_size is not None:
-        raise ValueError(f"chunk_size is {chunk_size!r}, which needs several passes; expected None where compiled.")
+def _refuse_chunks(chunk_size: int | None, memory: int | str | None) -> None:
+    for name, value in (("chunk_size", chunk_size), ("memory", memory)):
+        if value is not None:
+            raise ValueError(f"{name} is {value!r}, which needs several passes; expected None where compiled.")
 
 
 # -- what is made of the jets ---------------------------------------------------------------------------------------
@@ -93,6 +98,9 @@ class _AsQuadratic:
 
     wanted, wanted_with_aux = single, single_with_aux
 
+    def __init__(self, late: bool) -> None:
+        self.late = late  # second order begins at the loss
+
     def of(self, jet: Jet, pairs: PairSet) -> tuple[Tensor, ...]:
         model = quadratic_of(jet, pairs)
         return model.loss, model.slope, model.curvature
@@ -102,13 +110,14 @@ class _AsQuadratic:
 
     def eager(self, pairs: PairSet) -> dict[str, Any]:
         """The options of the transform itself."""
-        return {}
+        return {"curvature": "ggn" if self.late else "exact"}
 
 
 class _AsJet:
     """The jets of all outputs, each field with their structure."""
 
     wanted, wanted_with_aux = every, every_with_aux
+    late = False
 
     def of(self, jet: Jet, pairs: PairSet) -> tuple[Tensor, ...]:
         return jet.tangent, jet.second
@@ -249,7 +258,7 @@ class _CompiledPass:
     def _body(self, graph: Graph, leaves: list[tuple[int, int]], count: int) -> Callable[[list[Tensor]], list[Tensor]]:
         def body(tensors: list[Tensor]) -> list[Tensor]:
             now, directions = tensors[:count], Given(tensors[count:])
-            one, chosen = Pass(self._pairs), tuple(range(self._pairs.k))
+            one, chosen = Pass.of(self._pairs, self._kind.late), tuple(range(self._pairs.k))
             for number, place in leaves:
                 # a clone, for the program may write it; a compiler makes none where it does not
                 now[place] = now[place].clone()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from ..errors import MissingRule, UnsupportedProgram
 from . import _torch, rules
+from .boundary import LOSSES, Boundary
 from .jet import Operand, PairSet
 from .locate import call_site
 from .registry import Kind, Plan, argument_names, plan
@@ -23,16 +25,19 @@ from .stops import StopMode, every_stop
 
 __all__ = ["JetMode"]
 
+Read = Callable[[Tensor], tuple[Tensor | None, Tensor | None]]
+
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
 class JetMode(_torch.DispatchMode):
     """Carries tangent and second rows for every storage that depends on a perturbed leaf."""
 
-    def __init__(self, pairs: PairSet) -> None:
+    def __init__(self, pairs: PairSet, boundary: Boundary | None = None) -> None:
         super().__init__()
         rules.load()
         self.pairs = pairs
+        self.boundary = boundary  # where second order begins, if not at once
         self.above = _torch.AboveAutograd()
         self.stops = StopMode(self)
         self._records: weakref.WeakKeyDictionary[Any, Record | Seed] = weakref.WeakKeyDictionary()
@@ -82,6 +87,22 @@ class JetMode(_torch.DispatchMode):
             yield
         finally:
             self._functions.pop()
+
+    @property
+    def begins_late(self) -> bool:
+        """Whether second order begins at the loss."""
+        return self.boundary is not None
+
+    def inside_loss(self, func: Any, args: Any, kwargs: Any) -> contextlib.AbstractContextManager[None]:
+        """A context for while a loss of torch.nn.functional runs."""
+        if self.boundary is None:
+            return contextlib.nullcontext()
+        loss = LOSSES[func]
+        given = loss.argument(args, kwargs)
+        given = _torch.unwrap_functorch(given) if isinstance(given, Tensor) else None
+        if given is not None and self.tracks(given):
+            self.boundary.check_input(loss, given)
+        return self.boundary.inside(loss)
 
     def run_function(self, name: str, call: Callable[[], Any]) -> Any:
         """The outputs of an autograd.Function without a rule, or None to refuse it. Only a survey runs it."""
@@ -136,10 +157,10 @@ class JetMode(_torch.DispatchMode):
             if isinstance(record, Seed):
                 record.used = True
         if step.kind is Kind.INPLACE:
-            return self._write(step, func, args, kwargs)
-        return self._return(self._apply(step, func, args, kwargs), args)
+            return self._write(step, func, args, kwargs, tracked)
+        return self._return(self._apply(step, func, args, kwargs, tracked), args)
 
-    def _apply(self, step: Plan, func: Any, args: Any, kwargs: Any) -> Any:
+    def _apply(self, step: Plan, func: Any, args: Any, kwargs: Any, tracked: list[Tensor]) -> Any:
         """The outputs of an operation: jets from a rule, tensors of the program from a composite."""
         assert step.apply is not None
         if step.kind is Kind.COMPOSITE:
@@ -151,8 +172,19 @@ class JetMode(_torch.DispatchMode):
                 raise MissingRule(f"{func} has no rule", str(func))
             return out
         with self.above():
-            lifted = {name: self._lift(value) for name, value in kwargs.items()}
-            return step.apply(self.pairs, func, *map(self._lift, args), **lifted)
+            if self.boundary is None:
+                return self._rule(step, func, args, kwargs, self.pairs, self._lift)
+            late = self.boundary.is_late(func, tracked)
+            if late:
+                rows = partial(self.boundary.rows, func, find=self.record_of)
+                out = self._rule(step, func, args, kwargs, self.boundary.late, partial(self._lift, read=rows))
+            else:
+                out = self._rule(step, func, args, kwargs, self.boundary.early, self._lift)
+            return self.boundary.note(late, func, args, kwargs, tracked, out)
+
+    def _rule(self, step: Plan, func: Any, args: Any, kwargs: Any, pairs: PairSet, lift: Callable[[Any], Any]) -> Any:
+        assert step.apply is not None
+        return step.apply(pairs, func, *map(lift, args), **{name: lift(value) for name, value in kwargs.items()})
 
     def _return(self, out: Any, args: Any) -> Any:
         """Enter the rows of the outputs and hand back ordinary tensors."""
@@ -175,7 +207,7 @@ class JetMode(_torch.DispatchMode):
         # Outputs of one operation may share a storage, so an existing record is written to, not replaced.
         self._overwrite(value, tangent, second)
 
-    def _write(self, step: Plan, func: Any, args: Any, kwargs: Any) -> Any:
+    def _write(self, step: Plan, func: Any, args: Any, kwargs: Any, tracked: list[Tensor]) -> Any:
         """An in-place or out= operation: the functional counterpart's jets, written into the destinations."""
         assert step.counterpart is not None
         names = argument_names(func)
@@ -193,10 +225,16 @@ class JetMode(_torch.DispatchMode):
                 with self.above(), self:
                     copies = {id(t): t.clone() for t in targets if t.requires_grad}
                 args = [copies.get(id(a), a) for a in args]
-            out = self._apply(step.counterpart, step.functional, args, inner_kwargs)
+            if self.boundary is not None and all(map(self.boundary.of_parameters, tracked)):
+                args = self._with_copies(args, targets)
+                tracked = self._tracked(args, kwargs)
+            out = self._apply(step.counterpart, step.functional, args, inner_kwargs, tracked)
             flat = list(out) if isinstance(out, tuple | list) else [out]
             with self.above():
-                jets = [item if isinstance(item, Operand) else self.jet(item) for item in flat[: len(targets)]]
+                jets = [
+                    item if isinstance(item, Operand) else self._jet_for(target, item, func)
+                    for target, item in zip(targets, flat, strict=False)
+                ]
             for target, jet in zip(targets, jets, strict=True):
                 value = jet.primal.detach() if jet.primal.requires_grad else jet.primal
                 if target.shape != value.shape and outs:
@@ -204,8 +242,27 @@ class JetMode(_torch.DispatchMode):
                 target.copy_(value)
             result = targets[0] if len(targets) == 1 else tuple(targets)
         for target, jet in zip(targets, jets, strict=True):
+            if self.boundary is not None:
+                self.boundary.move(jet.primal, target, self.tracks(target))
             self._overwrite(target, jet.tangent, jet.second)
         return result
+
+    def _jet_for(self, target: Tensor, value: Tensor, func: Any) -> Operand:
+        """The jet of ``value`` as it is written into ``target``."""
+        if self.boundary is not None and self.tracks(target) and self.boundary.joins_late(target):
+            return Operand(value, *self.boundary.rows(func, value, self.record_of))
+        return self.jet(value)
+
+    def _with_copies(self, args: Any, targets: list[Tensor]) -> list[Any]:
+        """Arguments with copies of those that are written: what is known of them outlives the write."""
+        copies = {}
+        for target in targets:
+            copies[id(target)] = copy = target.clone()
+            record = self.record_of(target) if self.tracks(target) else None
+            if record is not None and self.boundary is not None:
+                self._records[copy.untyped_storage()] = Record(copy, *record.read(target))
+                self.boundary.adopt(copy, target)
+        return [copies.get(id(arg), arg) for arg in args]
 
     def _refuse_detached(self, targets: list[Tensor], func: Any) -> None:
         for target in targets:
@@ -271,16 +328,16 @@ class JetMode(_torch.DispatchMode):
             elif isinstance(value, list | tuple):
                 self._collect(value, found)
 
-    def _lift(self, value: Any) -> Any:
-        """An argument with jets in place of perturbed tensors."""
+    def _lift(self, value: Any, read: Read | None = None) -> Any:
+        """An argument with jets in place of perturbed tensors; ``read`` gives the rows of one."""
         if isinstance(value, Tensor):
             record = self.record_of(value) if self.tracks(value) else None
             if record is None:
                 return value
-            tangent, second = record.read(value)
+            tangent, second = record.read(value) if read is None else read(value)
             return value if tangent is None and second is None else Operand(value, tangent, second)
         if isinstance(value, list | tuple):
-            return [self._lift(item) for item in value]
+            return [self._lift(item, read) for item in value]
         return value
 
     def _stop_views(self, func: Any, args: Any, out: Any) -> None:

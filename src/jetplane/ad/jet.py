@@ -222,11 +222,14 @@ class Quadratic:
         >>> a = Quadratic(torch.tensor(1.0), torch.tensor([2.0]), torch.tensor([[3.0]]))
         >>> (a + a).curvature
         tensor([[6.]])
+
+    ``noise`` is the covariance of the slope, where the losses of the single samples say how much it varies.
     """
 
     loss: Tensor  # ()
     slope: Tensor  # (K,)
     curvature: Tensor  # (K, K), symmetric
+    noise: Tensor | None = None  # (K, K), symmetric
 
     @property
     def k(self) -> int:
@@ -238,14 +241,17 @@ class Quadratic:
             return NotImplemented
         if self.k != other.k:
             raise ValueError(f"cannot add quadratics on {self.k} and {other.k} directions; expected the same ones.")
-        return Quadratic(self.loss + other.loss, self.slope + other.slope, self.curvature + other.curvature)
+        # samples of different batches are independent, so variances add up
+        noise = None if self.noise is None or other.noise is None else self.noise + other.noise
+        return Quadratic(self.loss + other.loss, self.slope + other.slope, self.curvature + other.curvature, noise)
 
     def __radd__(self, other: object) -> Quadratic:
         # so that sum() over micro-batches works
         return self if isinstance(other, int) and other == 0 else NotImplemented
 
     def __mul__(self, factor: float) -> Quadratic:
-        return Quadratic(self.loss * factor, self.slope * factor, self.curvature * factor)
+        noise = None if self.noise is None else self.noise * factor**2
+        return Quadratic(self.loss * factor, self.slope * factor, self.curvature * factor, noise)
 
     __rmul__ = __mul__
 

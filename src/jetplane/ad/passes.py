@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .boundary import Boundary, Crossing, crossings
 from .directions import Checked, Directions, Leaf
 from .guards import guarded
 from .interpreter import JetMode
@@ -18,11 +19,14 @@ from .rows import Seed, geometry
 
 
 class Pass:
-    """Perturbed leaves and the mode that follows them. The rows can be read after the pass, too."""
+    """Perturbed leaves and the mode that follows them. The rows can be read after the pass, too.
 
-    def __init__(self, pairs: PairSet) -> None:
+    With a ``boundary`` second order begins there, and ``pairs`` are those of the loss.
+    """
+
+    def __init__(self, pairs: PairSet, boundary: Boundary | None = None) -> None:
         self.pairs = pairs
-        self.mode = JetMode(pairs)
+        self.mode = JetMode(pairs, boundary)
         self._seeds: list[Seed] = []
         self._leaves: dict[Any, list[tuple[Tensor, str]]] = {}  # by storage
 
@@ -36,6 +40,11 @@ class Pass:
         seed = Seed(leaf.tensor, leaf, label)
         self._seeds.append(seed)
         self.mode.seed(leaf.tensor, seed)
+
+    @staticmethod
+    def of(pairs: PairSet, late: bool) -> Pass:
+        """A pass over all directions at once; ``late``: second order begins at the loss."""
+        return Pass(pairs, Boundary(PairSet.none(pairs.k), pairs) if late else None)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -51,6 +60,8 @@ class Pass:
         """The jet of ``tensor``, with zeros written out."""
         if not isinstance(tensor, Tensor):
             raise TypeError(f"the program returned {type(tensor).__name__} {tensor!r}; expected a tensor.")
+        if self.mode.boundary is not None and self.mode.tracks(tensor):
+            self.mode.boundary.check_result(tensor)
         jet = self.mode.jet(tensor)
         dtype = tensor.dtype if tensor.is_floating_point() else torch.get_default_dtype()
 
@@ -127,12 +138,30 @@ class Chunk:
     rows: tuple[int, ...]  # which directions
     pairs: PairSet  # pairs of them, numbered within the chunk
     positions: tuple[int, ...]  # where those pairs stand in the whole set
+    crossing: Crossing | None = None  # where second order begins at the loss: what the chunks hand over there
+
+    def begin(self) -> Pass:
+        """A pass over the chunk."""
+        if self.crossing is None:
+            return Pass(self.pairs)
+        return Pass(self.pairs, Boundary(PairSet.none(len(self.rows)), self.pairs, self.crossing))
 
 
-def chunks(pairs: PairSet, size: int | None) -> list[Chunk]:
-    """Split a pair set so that each chunk touches at most two blocks of ``size`` directions."""
+def chunks(pairs: PairSet, size: int | None, late: bool = False) -> list[Chunk]:
+    """Split a pair set so that each chunk touches at most two blocks of ``size`` directions.
+
+    Where second order begins at the loss (``late``) a chunk is one block: the tangents of the model's output are kept,
+    and the last chunk has all pairs, of which the loss alone knows. The chunks must be run in their order.
+    """
     if size is not None and (not isinstance(size, int) or size < 1):
         raise ValueError(f"chunk_size is {size!r}; expected a positive integer or None.")
+    if late:
+        step = pairs.k if size is None else size
+        starts = range(0, pairs.k, step)
+        parts = [tuple(range(start, min(start + step, pairs.k))) for start in starts]
+        *before, last = zip(parts, crossings(len(parts)), strict=True)
+        first_order = [Chunk(rows, PairSet.none(len(rows)), (), crossing) for rows, crossing in before]
+        return [*first_order, Chunk(last[0], pairs, tuple(range(len(pairs.pairs))), last[1])]
     if size is None or size >= pairs.k:
         return [Chunk(tuple(range(pairs.k)), pairs, tuple(range(len(pairs.pairs))))]
     blocks: dict[tuple[int, int], list[int]] = {}
@@ -160,8 +189,8 @@ def _chunk(pairs: PairSet, positions: list[int]) -> Chunk:
 
 def assemble(pairs: PairSet, parts: Sequence[tuple[Chunk, Jet]]) -> Jet:
     """The jet of the whole set from the jets of its chunks."""
-    if len(parts) == 1:
-        return parts[0][1]
+    if len(parts) == 1 or parts[-1][0].crossing is not None:
+        return parts[-1][1]
     primal = parts[0][1].primal
     tangents: dict[int, Tensor] = {}
     seconds: dict[int, Tensor] = {}

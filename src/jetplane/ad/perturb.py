@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .boundary import begins_late
 from .directions import Directions, Given, Leaf
 from .guards import refuse_transforms
 from .jet import Jet, PairSet, Quadratic
@@ -22,7 +23,8 @@ class perturb:
     """Run the program inside with ``params`` varying along K ``directions``.
 
     ``params`` are tensors, or a mapping of names to tensors; ``directions`` are one tensor (K, *S) for each, in the
-    same form, or lazy. Inside, autograd is off; the rows can be read after the context has ended.
+    same form, or lazy. Inside, autograd is off; the rows can be read after the context has ended. With
+    ``curvature="ggn"`` second order begins at the loss: see :func:`jetplane.mark_output`.
 
     Example:
         >>> model = torch.nn.Linear(2, 1, bias=False)
@@ -39,6 +41,7 @@ class perturb:
         directions: Any,
         pairs: str | PairSet = "all",
         *,
+        curvature: str = "exact",
         allow_unused: bool = False,
     ) -> None:
         refuse_transforms()
@@ -46,7 +49,7 @@ class perturb:
         rows = _rows(directions, leaves, labels, params)
         self.pairs = PairSet.of(pairs, rows.k)
         self._allow_unused = allow_unused
-        self._pass = Pass(self.pairs)
+        self._pass = Pass.of(self.pairs, begins_late(curvature))
         for position, (leaf, label) in enumerate(zip(leaves, labels, strict=True)):
             self._pass.perturb(Leaf(leaf, position, rows, tuple(range(rows.k))), label)
         self._entered: list[Any] = []

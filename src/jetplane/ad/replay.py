@@ -61,6 +61,11 @@ class Replay:
         for storage, saved in contents:
             storage.copy_(saved)
 
+    @property
+    def wrote(self) -> bool:
+        """Whether a run has written to memory from outside the program."""
+        return bool(self._writes._saved)
+
     @contextlib.contextmanager
     def unwatched(self) -> Iterator[None]:
         """Inside, writes are not looked for, which is faster where there are none."""

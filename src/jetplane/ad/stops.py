@@ -1,4 +1,4 @@
-"""The user's own calls that end tangents, or would lose them.
+"""The user's own calls that end tangents, or would lose them, or say where the loss begins.
 
 A dispatch mode cannot tell the user's ``detach`` from autograd's internal ones: both arrive as ``aten.detach``. A
 function mode sees the user's calls only.
@@ -14,10 +14,12 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from ..errors import UnsupportedProgram
 from . import _torch
+from .boundary import LOSSES
 from .locate import call_site, called_by_autograd
 
 __all__ = ["StopMode", "every_stop"]
@@ -26,8 +28,11 @@ __all__ = ["StopMode", "every_stop"]
 class Follower(Protocol):
     """What follows the tangents: the engine."""
 
+    @property
+    def begins_late(self) -> bool: ...
     def stop(self, tensor: Tensor) -> None: ...
     def tracks(self, tensor: Tensor) -> bool: ...
+    def inside_loss(self, func: Any, args: Any, kwargs: Any) -> contextlib.AbstractContextManager[None]: ...
 
 
 class StopMode(TorchFunctionMode):
@@ -103,7 +108,28 @@ def _without_fused_rnn(jets: Follower, func: Any, args: Any, kwargs: Any) -> Any
         return func(*args, **kwargs)
 
 
+def _loss(jets: Follower, func: Any, args: Any, kwargs: Any) -> Any:
+    # the call that the user made, which the operations it consists of do not tell
+    with jets.inside_loss(func, args, kwargs):
+        return func(*args, **kwargs)
+
+
+def _linear_cross_entropy(jets: Follower, func: Any, args: Any, kwargs: Any) -> Any:
+    # the last layer of the model inside the loss: the boundary is between them
+    given = inspect.signature(func).bind(*args, **kwargs).arguments
+    if not jets.begins_late or given["linear_weight"].ndim != 2:
+        return func(*args, **kwargs)
+    z = F.linear(given["input"], given["linear_weight"], given.get("linear_bias"))
+    options: dict[str, Any] = {
+        name: given[name] for name in ("weight", "reduction", "label_smoothing") if name in given
+    }
+    if given.get("ignore_index") is not None:
+        options["ignore_index"] = given["ignore_index"]
+    return _loss(jets, F.cross_entropy, (z, given["target"]), options)
+
+
 _HOOKS: dict[Any, Any] = {
+    **dict.fromkeys(LOSSES, _loss),
     torch.Tensor.detach: _stop_output,
     torch.detach: _stop_output,
     torch.Tensor.detach_: _stop_output,
@@ -120,3 +146,5 @@ _HOOKS: dict[Any, Any] = {
     torch.rnn_tanh: _without_fused_rnn,
     torch.rnn_relu: _without_fused_rnn,
 }
+if hasattr(F, "linear_cross_entropy"):  # since torch 2.13
+    _HOOKS[F.linear_cross_entropy] = _linear_cross_entropy

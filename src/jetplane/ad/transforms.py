@@ -3,7 +3,8 @@
 ``primals`` is a tuple of arguments, or a single argument that is not a tuple. Directions have the primals' structure
 with a leading axis K, or are lazy (:class:`jetplane.Directions`). ``chunk_size`` bounds how many directions travel
 together; the result is the same, random numbers are drawn once, and buffers such as batch-norm statistics are updated
-once. Results can be differentiated by backprop: ``laplacian(u, x).mean().backward()``.
+once. ``memory``, a number of bytes or a text such as "4GiB", chooses it: a few small passes are measured for that.
+Results can be differentiated by backprop: ``laplacian(u, x).mean().backward()``.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ import torch
 from torch import Tensor
 
 from . import _torch
+from .boundary import begins_late
+from .budget import chunk_size_of
 from .directions import Basis, Directions, Given, Joined, Leaf
 from .guards import refuse_transforms
 from .jet import HyperDual, Jet, PairSet, Quadratic
-from .passes import Pass, assemble, check_directions, check_leaf, chunks, lazily
+from .passes import Chunk, assemble, check_directions, check_leaf, chunks, lazily
 from .replay import Replay
 
 __all__ = ["gradient", "hessian", "hvp", "hyperdual", "jet", "jvp", "laplacian", "quadratic"]
@@ -80,26 +83,34 @@ class Problem:
         return Basis([leaf.shape for leaf in self.leaves], batch_ndim)
 
     def run(
-        self, directions: Directions, pairs: PairSet, chunk_size: int | None, curve: list[Tensor] | None = None
+        self,
+        directions: Directions,
+        pairs: PairSet,
+        chunk_size: int | None = None,
+        memory: int | str | None = None,
+        late: bool = False,
+        curve: list[Tensor] | None = None,
     ) -> Any:
         """The jets of all outputs, as a tree."""
-        work = chunks(pairs, chunk_size)
+        one = partial(self._pass, directions, curve)
+        devices = [leaf.device for leaf in self.leaves]
+        work = chunks(pairs, chunk_size_of(memory, chunk_size, pairs, one, devices, late), late)
         if len(work) == 1:
-            return self._pass(directions, pairs, work[0].rows, curve)
-        replay = Replay(leaf.device for leaf in self.leaves)
-        trees = [replay.run(partial(self._pass, directions, chunk.pairs, chunk.rows, None)) for chunk in work]
+            return one(work[0])
+        replay = Replay(devices)
+        trees = [replay.run(partial(one, chunk)) for chunk in work]
         flat = [_leaves(tree, is_leaf=_is_jet) for tree in trees]
         structure = _torch.pytree.tree_structure(trees[0], is_leaf=_is_jet)
         jets = [assemble(pairs, list(zip(work, parts, strict=True))) for parts in zip(*flat, strict=True)]
         return _unflatten(jets, structure)
 
-    def _pass(self, directions: Directions, pairs: PairSet, rows: tuple[int, ...], curve: list[Tensor] | None) -> Any:
+    def _pass(self, directions: Directions, curve: list[Tensor] | None, chunk: Chunk) -> Any:
         # Clones: a tensor that the function also captures is a constant there, and must not be perturbed.
         clones = [leaf.clone() for leaf in self.leaves]
-        one = Pass(pairs)
+        one = chunk.begin()
         for position, (clone, label) in enumerate(zip(clones, self.labels, strict=True)):
             second = None if curve is None else curve[position]
-            one.perturb(Leaf(clone, position, directions, rows, second), label)
+            one.perturb(Leaf(clone, position, directions, chunk.rows, second), label)
         arguments = _unflatten(clones, self.structure)
         with one.running():
             out = self.func(arguments) if self.bare else self.func(*arguments)
@@ -132,7 +143,7 @@ def jvp(func: Callable[..., Any], primals: Any, tangents: Any, *, has_aux: bool 
         (tensor([1., 4.]), tensor([2., 4.]))
     """
     problem = Problem(func, primals, has_aux)
-    tree = problem.run(Given(problem.single(tangents, "tangents")), PairSet.none(1), None)
+    tree = problem.run(Given(problem.single(tangents, "tangents")), PairSet.none(1))
     return problem.finish(_part(tree, lambda j: j.primal), _part(tree, lambda j: j.tangent[0]))
 
 
@@ -153,7 +164,7 @@ def hyperdual(
     first, second = problem.single(v1, "v1"), problem.single(v2, "v2")
     rows = [torch.cat(pair) for pair in zip(first, second, strict=True)]
     curve = None if v12 is None else problem.single(v12, "v12")
-    tree = problem.run(Given(rows), PairSet.single(), None, curve)
+    tree = problem.run(Given(rows), PairSet.single(), curve=curve)
     number = HyperDual(
         _part(tree, lambda j: j.primal),
         _part(tree, lambda j: j.tangent[0]),
@@ -171,6 +182,7 @@ def jet(
     *,
     has_aux: bool = False,
     chunk_size: int | None = None,
+    memory: int | str | None = None,
 ) -> Any:
     """The value, the K first and the chosen second derivatives of ``func`` along ``directions``, in one pass.
 
@@ -185,16 +197,26 @@ def jet(
     """
     problem = Problem(func, primals, has_aux)
     rows = problem.directions(directions)
-    tree = problem.run(rows, PairSet.of(pairs, rows.k), chunk_size)
+    tree = problem.run(rows, PairSet.of(pairs, rows.k), chunk_size, memory)
     return problem.finish(
         Jet(_part(tree, lambda j: j.primal), _part(tree, lambda j: j.tangent), _part(tree, lambda j: j.second))
     )
 
 
 def quadratic(
-    func: Callable[..., Any], primals: Any, directions: Any, *, has_aux: bool = False, chunk_size: int | None = None
+    func: Callable[..., Any],
+    primals: Any,
+    directions: Any,
+    *,
+    curvature: str = "exact",
+    has_aux: bool = False,
+    chunk_size: int | None = None,
+    memory: int | str | None = None,
 ) -> Any:
     """The quadratic model of a scalar function in the plane of ``directions``: loss, slope V g, curvature V H V^T.
+
+    With ``curvature="ggn"`` the curvature is Gauss-Newton's, V J^T (Hess loss) J V^T with J of the model's output; see
+    :func:`jetplane.mark_output`.
 
     Example:
         >>> x = torch.tensor([1.0, 2.0])
@@ -205,7 +227,7 @@ def quadratic(
     problem = Problem(func, primals, has_aux)
     rows = problem.directions(directions)
     pairs = PairSet.all(rows.k)
-    tree = problem.run(rows, pairs, chunk_size)
+    tree = problem.run(rows, pairs, chunk_size, memory, begins_late(curvature))
     return problem.finish(quadratic_of(tree, pairs))
 
 
@@ -221,7 +243,14 @@ def quadratic_of(result: Any, pairs: PairSet) -> Quadratic:
     return Quadratic(result.primal.reshape(()), result.tangent.reshape(-1), curvature)
 
 
-def gradient(func: Callable[..., Any], primals: Any, *, has_aux: bool = False, chunk_size: int | None = None) -> Any:
+def gradient(
+    func: Callable[..., Any],
+    primals: Any,
+    *,
+    has_aux: bool = False,
+    chunk_size: int | None = None,
+    memory: int | str | None = None,
+) -> Any:
     """All first derivatives of ``func``, without a backward pass: the primals' structure, each (*out, *S).
 
     Example:
@@ -230,11 +259,19 @@ def gradient(func: Callable[..., Any], primals: Any, *, has_aux: bool = False, c
     """
     problem = Problem(func, primals, has_aux)
     basis = problem.basis()
-    tree = problem.run(basis, PairSet.none(basis.k), chunk_size)
+    tree = problem.run(basis, PairSet.none(basis.k), chunk_size, memory)
     return problem.finish(_part(tree, lambda j: _by_primal(problem, j.tangent.movedim(0, -1))))
 
 
-def hvp(func: Callable[..., Any], primals: Any, v: Any, *, has_aux: bool = False, chunk_size: int | None = None) -> Any:
+def hvp(
+    func: Callable[..., Any],
+    primals: Any,
+    v: Any,
+    *,
+    has_aux: bool = False,
+    chunk_size: int | None = None,
+    memory: int | str | None = None,
+) -> Any:
     """The Hessian times ``v``, without a backward pass: one star of pairs, ``v`` against each coordinate.
 
     Example:
@@ -243,11 +280,18 @@ def hvp(func: Callable[..., Any], primals: Any, v: Any, *, has_aux: bool = False
     """
     problem = Problem(func, primals, has_aux)
     rows = Joined(Given(problem.single(v, "v")), problem.basis())
-    tree = problem.run(rows, PairSet.star(rows.k), chunk_size)
+    tree = problem.run(rows, PairSet.star(rows.k), chunk_size, memory)
     return problem.finish(_part(tree, lambda j: _by_primal(problem, j.second.movedim(0, -1))))
 
 
-def hessian(func: Callable[..., Any], primals: Any, *, has_aux: bool = False, chunk_size: int | None = None) -> Any:
+def hessian(
+    func: Callable[..., Any],
+    primals: Any,
+    *,
+    has_aux: bool = False,
+    chunk_size: int | None = None,
+    memory: int | str | None = None,
+) -> Any:
     """All second derivatives of ``func``: (*out, *S, *S), or the primals' structure twice over.
 
     Example:
@@ -258,7 +302,7 @@ def hessian(func: Callable[..., Any], primals: Any, *, has_aux: bool = False, ch
     problem = Problem(func, primals, has_aux)
     basis = problem.basis()
     pairs = PairSet.all(basis.k)
-    tree = problem.run(basis, pairs, chunk_size)
+    tree = problem.run(basis, pairs, chunk_size, memory)
 
     def blocks(j: Jet) -> Any:
         full = pairs.matrix(j.second).movedim((0, 1), (-2, -1))
@@ -286,6 +330,7 @@ def laplacian(
     batch_ndim: int = 0,
     has_aux: bool = False,
     chunk_size: int | None = None,
+    memory: int | str | None = None,
 ) -> Any:
     """The sum of the second derivatives of ``func`` along all coordinates, carried as a single row.
 
@@ -298,5 +343,5 @@ def laplacian(
     """
     problem = Problem(func, primals, has_aux)
     rows = problem.basis(batch_ndim) if directions is None else problem.directions(directions)
-    tree = problem.run(rows, PairSet.laplacian(rows.k), chunk_size)
+    tree = problem.run(rows, PairSet.laplacian(rows.k), chunk_size, memory)
     return problem.finish(_part(tree, lambda j: j.second[0]))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from ..ad.directions import Directions
+
+Memory = Mapping[str, list[Tensor]]  # by name; one tensor for each parameter
 
 
 class Plane(NamedTuple):
@@ -18,6 +21,15 @@ class Plane(NamedTuple):
     sample: int  # number of the plane within the step, from 0
     leaves: Sequence[Tensor]  # the parameters that move, in order
     gradient: Callable[[], list[Tensor]]  # one backward pass of the closure; only `Gradient` calls it
+    memory: Memory = MappingProxyType({})  # what the optimizer keeps for a family that remembers
+
+
+class Taken(NamedTuple):
+    """The plane of a step that was taken, for a family that remembers."""
+
+    directions: Directions  # as the family drew them
+    coefficients: Tensor  # (K,)
+    gains: Tensor  # (K,): -c_k g_k, each direction's share of the decrease by the slope
 
 
 @runtime_checkable
@@ -30,6 +42,57 @@ class Family(Protocol):
 
     def draw(self, plane: Plane) -> Directions:
         """The directions of one step; equal planes give equal rows."""
+        ...
+
+
+@runtime_checkable
+class Remembering(Family, Protocol):
+    """A family whose directions depend on the steps that were taken.
+
+    Its memory lives in the optimizer, zero at first. A step that is not taken leaves it as it is.
+    """
+
+    @property
+    def slots(self) -> dict[str, tuple[int, ...]]:
+        """The names of its memory, each with the axes that its tensors have before those of their parameter."""
+        ...
+
+    def remember(self, memory: Memory, deltas: Sequence[Tensor], taken: Taken) -> None:
+        """Note a step, by writing into the memory's tensors.
+
+        ``deltas`` are the update, one tensor for each parameter, without weight decay and in the units of the
+        directions, before a group's learning rate stretches them.
+        """
+        ...
+
+
+Size = tuple[int, float]  # how many directions, and the evidence for more (above 0) or fewer of them
+
+
+@runtime_checkable
+class Resizable(Family, Protocol):
+    """A family whose K changes between steps.
+
+    What it has learnt lives with the caller: ``family.at(size)`` is the family of the next step, and ``size =
+    family.resized(size, advantage)`` follows each one; ``family.size`` is where it begins, None if it does not change.
+    """
+
+    @property
+    def size(self) -> Size | None: ...
+
+    @property
+    def largest(self) -> Family:
+        """The family when it has grown as far as it may."""
+        ...
+
+    def at(self, size: Size) -> Family: ...
+
+    def half(self, size: Size) -> Family:
+        """A family of about half the size, whose directions are the first ones of ``at(size)``."""
+        ...
+
+    def resized(self, size: Size, advantage: float) -> Size:
+        """The next size, where the second half of the directions gained ``advantage`` more, for its cost, than all."""
         ...
 
 

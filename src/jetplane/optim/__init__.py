@@ -3,7 +3,7 @@
 from .acceptance import Acceptance
 from .hyperplane import HyperplaneSearch
 from .minimize import minimize
-from .named import FGD, FoMoH, FoMoHBP, FoMoHKD, Newton
+from .named import FGD, FoMoH, FoMoHBP, FoMoHKD, GaussNewtonSearch, Newton
 from .report import Report
 from .result import Ending, Result
 
@@ -14,6 +14,7 @@ __all__ = [
     "FoMoH",
     "FoMoHBP",
     "FoMoHKD",
+    "GaussNewtonSearch",
     "HyperplaneSearch",
     "Newton",
     "Report",

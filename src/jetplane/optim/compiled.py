@@ -1,16 +1,17 @@
 """A whole step as one compiled graph: directions, jets, solution of the plane, and update.
 
-The graph takes the tensors that the program reads, and two small ones of ours: whole numbers (step, seed) and the
-learning rates and decays of the groups. It writes the parameters, and gives the program's outputs and one vector with
-the rest of the report. Nothing in it asks the host, so that on CUDA it is replayed without waiting: a step that is not
-finite is masked on the device, and its status read when somebody asks.
+The graph takes the tensors that the program reads, the memory of the directions, and three small ones of ours: whole
+numbers (step, seed), the learning rates and decays of the groups, and the state of an adaptive solver. It writes the
+parameters and the memory, and gives the program's outputs and one vector with the rest of the report. Nothing in it
+asks the host, so that on CUDA it is replayed without waiting: a step that is not finite is masked on the device, and
+its status read when somebody asks.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,14 +23,17 @@ from ..ad.capture import Captured, Compiled, Graph, Run, compiled, identity, sin
 from ..ad.directions import Directions, Leaf
 from ..ad.jet import Quadratic
 from ..ad.passes import Pass
-from ..directions import Plane
+from ..curvature import is_late
+from ..directions import Memory, Plane, Remembering, Taken
 from ..directions.counter import signed
+from ..directions.mixed import resizable
 from ..errors import CaptureFailed
-from ..solvers import Traceable
-from ..solvers.traced import NONFINITE, OK, TracedStep
+from ..solvers import Traceable, TraceableAdaptive, adaptive
+from ..solvers.traced import NONFINITE, OK, REJECTED, TracedStep
+from . import memory as memories
 from .graphs import Replayed, repeated
 from .report import Packing, Reports
-from .scaled import Scaled
+from .scaled import Held, Scaled
 
 if TYPE_CHECKING:
     from .hyperplane import HyperplaneSearch, Moving
@@ -39,13 +43,21 @@ __all__ = ["CompiledStep", "refuse"]
 
 def refuse(optimizer: HyperplaneSearch) -> None:
     """Raise for settings that a compiled step does not have."""
-    several = {"accept": optimizer.accept, "chunk_size": optimizer.chunk_size}
-    for name, value in several.items():
-        if value is not None:
-            raise ValueError(f"{name} is {value!r}, which needs several passes; expected None with compile=True.")
+    if optimizer.chunk_size is not None:
+        size = optimizer.chunk_size
+        raise ValueError(f"chunk_size is {size!r}, which needs several passes; expected None with compile=True.")
+    if optimizer.memory is not None:
+        memory = optimizer.memory
+        raise ValueError(f"memory is {memory!r}, which may need several passes; expected None with compile=True.")
+    if optimizer.accept is not None and optimizer.accept.backtracks:
+        backtracks = optimizer.accept.backtracks
+        raise ValueError(f"the acceptance has {backtracks} backtracks; expected 0 with compile=True.")
     if optimizer.samples != 1:
         raise ValueError(f"samples is {optimizer.samples}; expected 1 with compile=True.")
-    if not isinstance(optimizer.solver, Traceable):
+    if resizable(optimizer.directions) is not None:
+        raise ValueError("the directions change their number between steps; expected a fixed K with compile=True.")
+    kind = TraceableAdaptive if adaptive(optimizer.solver) else Traceable
+    if not isinstance(optimizer.solver, kind):
         name = type(optimizer.solver).__name__
         raise ValueError(f"the solver {name} asks the host; expected one with a method traced with compile=True.")
 
@@ -60,6 +72,7 @@ class CompiledStep:
         self._control: Control | None = None
         # What a call hands to the graph, and the graph to the call, past the program between them:
         self._moving: list[Moving] = []
+        self._memory: list[Tensor] = []  # all of one name after all of another
         self._batches: tuple[tuple[Any, ...], tuple[Any, ...], int] = (), (), 1
         self._made: tuple[Tensor, Packing]
         self._stacked: dict[int, Tensor] = {}
@@ -70,6 +83,7 @@ class CompiledStep:
         batches: tuple[Any, ...],
         count: int,
         moving: list[Moving],
+        memory: Memory,
         has_aux: bool,
     ) -> Reports | None:
         """Take a step with each entry of the batches, and return their reports.
@@ -87,6 +101,7 @@ class CompiledStep:
         if program is None:
             return None
         self._moving = moving
+        self._memory = [tensor for tensors in memory.values() for tensor in tensors]
         self._refresh(moving)
         assert self._control is not None
         first = tuple(batch[0] if isinstance(batch, Tensor) else batch for batch in batches)
@@ -117,14 +132,26 @@ class CompiledStep:
         """How many steps in a row, up to the last, did not move the parameters. Waits for the device."""
         return 0 if self._control is None else self._control.bad
 
+    def fetch(self) -> None:
+        """Write what the device has counted into the groups. Waits for the device."""
+        if self._control is not None:
+            numbers = {"bad": self._control.bad, "solver_state": self._control.state}
+            for group in self._optimizer.param_groups:
+                group.update(numbers)
+
+    def reload(self) -> None:
+        """Begin with the numbers of the groups, whatever the device has."""
+        self._control = None
+
     def _renew(self, moving: list[Moving]) -> None:
         """Forget the steps that were compiled where the optimizer is no longer what it was then."""
         one = self._optimizer
         parts = one.directions, one.curvature, one.solver, one.accept, one.clip, one.maximize
-        more = one.samples, one.chunk_size, _scaled(one), _decayed(moving)
+        more = one.samples, one.chunk_size, one.memory, _scaled(one), _decayed(moving)
         settings = [*parts, *more, *(leaf.tensor for leaf in moving)]
         if len(settings) != len(self._settings) or not all(map(_same, settings, self._settings)):
             refuse(one)
+            self.fetch()
             self._programs.clear()
             self._settings, self._control = settings, None
 
@@ -132,8 +159,9 @@ class CompiledStep:
         group = self._optimizer.param_groups[0]
         numbers = [one.lr for one in moving], [one.decay for one in moving]
         if self._control is None or self._control.device != moving[0].tensor.device:
+            self.fetch()
             self._control = Control(moving[0].tensor.device, len(moving))
-        self._control.set(group["step"], group["seed"], group["bad"], *numbers)
+        self._control.set(group["step"], group["seed"], group["bad"], *numbers, group["solver_state"])
 
     # -- one graph --------------------------------------------------------------------------------------------------
 
@@ -147,7 +175,7 @@ class CompiledStep:
         leaves = [(number, places[id(one.tensor)]) for number, one in enumerate(moving) if id(one.tensor) in places]
         if not leaves:
             raise ValueError("the closure uses none of the parameters; expected a loss that depends on them.")
-        run, packing = _compiled(_Body(graph, optimizer, moving, leaves), [*inputs, *control.tensors])
+        run, packing = _compiled(_Body(graph, optimizer, moving, leaves), [*inputs, *self._memory, *control.tensors])
         many = Replayed(run, run.written) if control.device.type == "cuda" else partial(repeated, run)
         expected = [(place, moving[number].tensor) for number, place in leaves]
 
@@ -161,7 +189,7 @@ class CompiledStep:
             first, batches, count = self._batches
             given = {id(one): batch for one, batch in zip(first, batches, strict=True) if isinstance(one, Tensor)}
             fed = {place: given[id(tensor)] for place, tensor in enumerate(inputs) if id(tensor) in given}
-            *outputs, packed = many([*inputs, *self._control.tensors], fed, count)
+            *outputs, packed = many([*inputs, *self._memory, *self._control.tensors], fed, count)
             self._made = packed, packing
             once = [output[0] for output in outputs]
             self._stacked = {id(one): output for one, output in zip(once, outputs, strict=True)}
@@ -171,7 +199,7 @@ class CompiledStep:
 
 
 def _same(one: Any, other: Any) -> bool:
-    return one is other or (isinstance(one, int | float) and one == other)
+    return one is other or (isinstance(one, int | float | str) and one == other)
 
 
 def _scaled(optimizer: HyperplaneSearch) -> bool:
@@ -196,6 +224,10 @@ def _compiled(body: _Body, inputs: list[Tensor]) -> tuple[Compiled, Packing]:
     run = compiled(body, inputs, check=not body.graph.random)
     if body.backward and body.graph.random:
         raise CaptureFailed("its random numbers would not be the same in the backward pass and in the forward one")
+    if body.evaluates and body.graph.random:
+        raise CaptureFailed(
+            "its random numbers would not be the same where the loss is evaluated at the end of the step"
+        )
     made = run, body.packing
     if key is not None:
         _SHARED[key] = made
@@ -212,12 +244,14 @@ class Control:
         with torch.inference_mode(False):  # they are written outside of it, too
             self._whole = torch.zeros(3, dtype=torch.int64, device=device)  # step, seed, bad steps in a row
             self._rates = torch.zeros((2, leaves), dtype=torch.float64, device=device)  # lr and decay of each leaf
+            self._state = torch.zeros((), dtype=torch.float64, device=device)  # of an adaptive solver
         self._numbers: tuple[Any, ...] = ()
+        self._known: float | None = None  # the state that the host knows of: the device goes on by itself
         self._steps = (-1, -1, -1)  # those that the host knows of: the device counts on by itself
 
     @property
     def tensors(self) -> list[Tensor]:
-        return [self._whole, self._rates]
+        return [self._whole, self._rates, self._state]
 
     @property
     def bad(self) -> int:
@@ -225,8 +259,17 @@ class Control:
         self._steps = *self._steps[:2], bad
         return bad
 
-    def set(self, step: int, seed: int, bad: int, lrs: list[float], decays: list[float]) -> None:
+    @property
+    def state(self) -> float | None:
+        """The state of the solver, None where it has none."""
+        self._known = None if self._known is None else float(self._state)
+        return self._known
+
+    def set(self, step: int, seed: int, bad: int, lrs: list[float], decays: list[float], state: float | None) -> None:
         """Bring the device up to date."""
+        if state is not None and state != self._known:
+            self._state.fill_(state)
+            self._known = state
         if (step, seed, bad) != self._steps:
             self._whole.copy_(torch.tensor([step, signed(seed), bad]))
             self._steps = step, seed, bad
@@ -253,7 +296,9 @@ class _Body:
         self._plain = [one.tensor for one in moving]
         self._scaled = _scaled(optimizer)
         self._decayed = _decayed(moving)
+        self._slots = list(memories.slots(optimizer.directions))
         self.k = optimizer.directions.count(self._plain)
+        self.evaluates = optimizer.accept is not None or adaptive(optimizer.solver)
         self.packing = Packing(self.k, torch.float32)
         self.backward = False
 
@@ -263,52 +308,79 @@ class _Body:
         if text is None:
             return None
         optimizer = self._optimizer
-        parts = optimizer.directions, optimizer.curvature, optimizer.solver, optimizer.clip, optimizer.maximize
+        parts = optimizer.directions, optimizer.curvature, optimizer.solver
+        settings = optimizer.accept, optimizer.clip, optimizer.maximize
         shapes = tuple((tuple(one.shape), one.dtype) for one in self._plain)
         tensors = tuple((tuple(t.shape), t.stride(), t.dtype, t.device, t.requires_grad) for t in inputs)
         try:
-            key = text, parts, tuple(self._leaves), shapes, self._scaled, self._decayed, tensors, _ambient(inputs)
+            key = (
+                text,
+                parts,
+                settings,
+                tuple(self._leaves),
+                shapes,
+                self._scaled,
+                self._decayed,
+                tensors,
+                _ambient(inputs),
+            )
             hash(key)
         except TypeError:  # a part of the user's that cannot be compared
             return None
         return key
 
     def __call__(self, inputs: list[Tensor]) -> list[Tensor]:
-        *tensors, whole, rates = inputs
+        *given, whole, rates, state = inputs
+        tensors, memory = self._split(given)
         optimizer = self._optimizer
         lrs, decays = rates
         largest = lrs.max()
         leaves = {number: tensors[place] for number, place in self._leaves}
         everything = [leaves.get(number, like) for number, like in enumerate(self._plain)]
-        plane = Plane(whole[1], whole[0], 0, everything, lambda: self._gradient(tensors))
+        plane = Plane(whole[1], whole[0], 0, everything, lambda: self._gradient(tensors), memory)
         rows = Held(optimizer.directions.draw(plane))
         scales: list[Any] = [1.0] * len(everything)
         if self._scaled:
             scales = [torch.where(largest > 0, lr / largest, 1.0) for lr in lrs]
         drawn = Scaled(rows, scales, self._labels)
 
+        before = [tensor.clone() for tensor in tensors] if self.evaluates else []  # a pass may write buffers
         outputs, model = self._pass(tensors, leaves, drawn)
         sign = -1.0 if optimizer.maximize else 1.0
-        solver = optimizer.solver
-        assert isinstance(solver, Traceable)
-        step = solver.traced(model * sign)
-        coefficients, moved, code, factor = self._move(step, drawn, leaves, largest, lrs, decays)
+        step = self._solved(model * sign, state)
+        deltas, coefficients, code = self._update(step, drawn, leaves, largest)
+        predicted = _predicted(model * sign, coefficients, largest)
+        actual = None
+        if self.evaluates:
+            moved = {n: leaf + deltas[n] for n, leaf in leaves.items()}
+            actual = model.loss * sign - sign * self._loss(before, moved)
+            code = self._judged(code, predicted, actual, state)
+        code = self._move(deltas, code, leaves, lrs, decays)
         taken = code == OK
-        for number, leaf in leaves.items():
-            leaf.copy_(torch.where(taken, moved[number], leaf))
+        gains = -coefficients * model.slope * sign
+        self._remember(memory, deltas, everything, scales, Taken(rows, coefficients, gains), taken)
         whole.copy_(torch.stack([whole[0] + 1, whole[1], torch.where(taken, 0, whole[2] + 1)]))
-        return [*outputs, self._pack(model, sign, coefficients * factor, largest, code)]
+        self.packing = Packing(self.k, model.loss.dtype, self.evaluates)
+        return [*outputs, Packing.pack(model, coefficients, predicted, code, actual)]
+
+    def _split(self, given: list[Tensor]) -> tuple[list[Tensor], dict[str, list[Tensor]]]:
+        """The tensors of the program, and those of the directions' memory."""
+        each = len(self._plain)
+        start = len(given) - each * len(self._slots)
+        parts = (given[start + n * each : start + (n + 1) * each] for n in range(len(self._slots)))
+        return given[:start], dict(zip(self._slots, parts, strict=True))
 
     def _pass(
         self, tensors: list[Tensor], leaves: dict[int, Tensor], drawn: Directions
     ) -> tuple[list[Tensor], Quadratic]:
-        pairs = self._optimizer.curvature.pairs(self.k)
-        one = Pass(pairs)
+        curvature = self._optimizer.curvature
+        pairs = curvature.pairs(self.k)
+        one = Pass.of(pairs, is_late(curvature))
         for number, leaf in leaves.items():
             one.perturb(Leaf(leaf, number, drawn, tuple(range(self.k))), self._labels[number])
         with torch.no_grad(), one.running():
             outputs = self.graph(tensors)
-        model = self._optimizer.curvature.model(one.jet(outputs[self.graph.loss]), pairs)
+        model = curvature.model(one.jet(outputs[self.graph.loss]), pairs)
         self.packing = Packing(self.k, model.loss.dtype)
         return outputs, model
 
@@ -320,41 +392,93 @@ class _Body:
         wanted = [copies[place].requires_grad_() for place in places]
         with torch.enable_grad():
             loss = self.graph(copies)[self.graph.loss]
-            parts = torch.autograd.grad(loss.reshape(()), wanted, allow_unused=True, materialize_grads=True)
+            parts = torch.autograd.grad(loss.mean(), wanted, allow_unused=True, materialize_grads=True)
         found = {number: part for (number, _), part in zip(self._leaves, parts, strict=True)}
         return [found[n] if n in found else _zeros(like) for n, like in enumerate(self._plain)]
 
-    def _move(
-        self,
-        step: TracedStep,
-        drawn: Scaled,
-        leaves: dict[int, Tensor],
-        largest: Tensor,
-        lrs: Tensor,
-        decays: Tensor,
-    ) -> tuple[Tensor, dict[int, Tensor], Tensor, Tensor]:
-        """Where the parameters go, and what becomes of the status by that."""
+    def _solved(self, model: Quadratic, state: Tensor) -> TracedStep:
+        solver = self._optimizer.solver
+        if adaptive(solver) and isinstance(solver, TraceableAdaptive):
+            return solver.traced(model, state)
+        assert isinstance(solver, Traceable)
+        return solver.traced(model)
+
+    def _update(
+        self, step: TracedStep, drawn: Scaled, leaves: dict[int, Tensor], largest: Tensor
+    ) -> tuple[dict[int, Tensor], Tensor, Tensor]:
+        """The update of each leaf, its coefficients after clipping, and what becomes of the status by that."""
         shares = step.coefficients * largest
         deltas = {n: drawn.combine(shares.to(leaf.dtype), n, leaf, self.k) for n, leaf in leaves.items()}
-        factor = torch.ones((), dtype=torch.float64, device=largest.device)
-        if self._optimizer.clip is not None:
-            lengths = [torch.linalg.vector_norm(delta, dtype=torch.float64) for delta in deltas.values()]
-            length = torch.linalg.vector_norm(torch.stack(lengths))
-            factor = torch.where(length > self._optimizer.clip, self._optimizer.clip / length, factor)
-            deltas = {n: delta * factor for n, delta in deltas.items()}
-        moved = {}
+        code = torch.where((step.code == OK) & ~_finite(deltas.values()), NONFINITE, step.code)
+        if self._optimizer.clip is None:
+            return deltas, step.coefficients, code
+        lengths = [torch.linalg.vector_norm(delta, dtype=torch.float64) for delta in deltas.values()]
+        length = torch.linalg.vector_norm(torch.stack(lengths))
+        factor = torch.where(length > self._optimizer.clip, self._optimizer.clip / length, 1.0)
+        return {n: (delta * factor).to(delta.dtype) for n, delta in deltas.items()}, step.coefficients * factor, code
+
+    def _loss(self, before: list[Tensor], moved: dict[int, Tensor]) -> Tensor:
+        """The loss with the parameters ``moved``, and all else as it was ``before`` the step."""
+        for number, place in self._leaves:
+            before[place] = moved[number].to(before[place].dtype)
+        return self.graph(before)[self.graph.loss].mean()  # a mean, also where there is one loss for each sample
+
+    def _judged(self, code: Tensor, predicted: Tensor, actual: Tensor, state: Tensor) -> Tensor:
+        """The status after the loss is known; an adaptive solver follows it."""
+        solver, accept = self._optimizer.solver, self._optimizer.accept
+        if adaptive(solver) and isinstance(solver, TraceableAdaptive):
+            state.copy_(torch.where(code == OK, solver.traced_update(state, predicted, actual), state))
+        holds = torch.isfinite(actual)
+        if accept is not None:
+            holds = holds & (actual >= accept.fraction * predicted.clamp_min(0.0))
+        return torch.where((code == OK) & ~holds, REJECTED, code)
+
+    def _move(
+        self, deltas: dict[int, Tensor], code: Tensor, leaves: dict[int, Tensor], lrs: Tensor, decays: Tensor
+    ) -> Tensor:
+        """Move the parameters where the status is OK, and return what becomes of it by that."""
+        ends = {}
         for number, leaf in leaves.items():
             kept = leaf * (1.0 - lrs[number] * decays[number]) if self._decayed else leaf
-            moved[number] = (deltas[number] + kept).to(leaf.dtype)
-        finite = torch.stack([torch.isfinite(one).all() for one in moved.values()]).all()
-        code = torch.where((step.code == OK) & ~finite, NONFINITE, step.code)
-        return step.coefficients, moved, code, factor
+            ends[number] = (deltas[number] + kept).to(leaf.dtype)
+        code = torch.where((code == OK) & ~_finite(ends.values()), NONFINITE, code)
+        for number, leaf in leaves.items():
+            leaf.copy_(torch.where(code == OK, ends[number], leaf))
+        return code
 
-    def _pack(self, model: Quadratic, sign: float, coefficients: Tensor, rate: Tensor, code: Tensor) -> Tensor:
-        c = coefficients.to(torch.float64) * rate
-        slope, curvature = (part.to(torch.float64) * sign for part in (model.slope, model.curvature))
-        predicted = -((slope * c).sum() + ((curvature @ c) * c).sum() / 2)
-        return Packing.pack(model, coefficients, predicted, code)
+    def _remember(
+        self,
+        memory: dict[str, list[Tensor]],
+        deltas: dict[int, Tensor],
+        everything: list[Tensor],
+        scales: list[Any],
+        taken: Taken,
+        moved: Tensor,
+    ) -> None:
+        """Tell directions that remember of the step, and forget it again where it was not taken."""
+        family = self._optimizer.directions
+        if not isinstance(family, Remembering) or not memory:
+            return
+        steps = [deltas[n] if n in deltas else _zeros(like) for n, like in enumerate(everything)]
+        if self._scaled:  # a group whose rate is zero has not moved
+            units = [torch.where(scale > 0, scale, 1.0) for scale in scales]
+            steps = [(step / unit).to(step.dtype) for step, unit in zip(steps, units, strict=True)]
+        new = {name: [tensor.clone() for tensor in tensors] for name, tensors in memory.items()}
+        family.remember(new, steps, taken)
+        for name, tensors in memory.items():
+            for tensor, after in zip(tensors, new[name], strict=True):
+                tensor.copy_(torch.where(moved, after, tensor))
+
+
+def _predicted(model: Quadratic, coefficients: Tensor, rate: Tensor) -> Tensor:
+    """-(slope . c + c . H c / 2) in float64, for the step that the rate and the coefficients make."""
+    c = coefficients.to(torch.float64) * rate
+    slope, curvature = (part.to(torch.float64) for part in (model.slope, model.curvature))
+    return -((slope * c).sum() + ((curvature @ c) * c).sum() / 2)
+
+
+def _finite(tensors: Iterable[Tensor]) -> Tensor:
+    return torch.stack([torch.isfinite(tensor).all() for tensor in tensors]).all()
 
 
 def _ambient(inputs: list[Tensor]) -> Any:
@@ -366,20 +490,3 @@ def _ambient(inputs: list[Tensor]) -> Any:
 
 def _zeros(like: Tensor) -> Tensor:
     return torch.zeros(like.shape, dtype=like.dtype, device=like.device)
-
-
-class Held:
-    """Lazy directions that are made once for each tensor: a step uses them twice, in the pass and in the update."""
-
-    def __init__(self, directions: Directions) -> None:
-        self._directions = directions
-        self._made: dict[int, Tensor] = {}
-
-    @property
-    def k(self) -> int:
-        return self._directions.k
-
-    def rows(self, position: int, like: Tensor, start: int, stop: int) -> Tensor:
-        if position not in self._made:
-            self._made[position] = self._directions.rows(position, like, 0, self.k)
-        return self._made[position][start:stop]

@@ -3,30 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ..ad import _torch
+from ..ad.directions import Joined
 from ..ad.jet import Quadratic
 from ..ad.passes import check_leaf
-from ..curvature import Curvature
-from ..directions import Family, Plane
+from ..curvature import Curvature, find
+from ..directions import Family, Memory, Mixed, Plane, Remembering, Size, Taken
+from ..directions.mixed import resizable
 from ..errors import OptimizationStalled
-from ..solvers import Adaptive, Solver, Status
+from ..solvers import Solver, Status, adaptive
+from . import memory as memories
 from .acceptance import Acceptance, Finite
+from .fitting import Fitting
 from .program import Program, as_closures
 from .report import LateReport, Report, Reports
-from .scaled import Scaled, clipped, finite, update
+from .scaled import Held, Scaled, clipped, finite, update
+from .sizes import advantage
 
 if TYPE_CHECKING:
     from .compiled import CompiledStep
 
 __all__ = ["HyperplaneSearch"]
 
+_FEW = 1 << 14  # entries of all directions up to which they are kept for the update: to make them anew takes longer
 _LOOK_EVERY = 100  # steps of a compiled optimizer on CUDA between looks at how they went, each of which waits
 
 
@@ -47,11 +54,15 @@ class HyperplaneSearch(torch.optim.Optimizer):
     weight_decay. ``clip`` bounds the length of the update over all parameters. ``accept`` tests a step before it is
     taken. A step that is not finite, or not accepted, leaves the parameters as they are and its reason in
     ``report.status``; ``patience`` such steps in a row raise :class:`jetplane.errors.OptimizationStalled` (None:
-    never). ``chunk_size`` bounds how many directions travel together. An adaptive solver has the loss evaluated at the
+    never). ``chunk_size`` bounds how many directions travel together; ``memory``, a number of bytes or a text such as
+    "4GiB", chooses it so that a pass holds no more, which the first step with batches of new shapes measures in a few
+    passes. An adaptive solver has the loss evaluated at the
     end of each step, so that it can follow how well its model predicts.
 
-    Directions are a function of (``seed``, step, sample, parameter, row); torch's generators play no part. Seed, step
-    and the state of an adaptive solver are plain numbers in ``param_groups``, so ``state_dict`` resumes bit by bit.
+    ``directions`` is a family, or a list of families whose directions are put together; ``curvature`` a part, or its
+    name. Random directions are a function of (``seed``, step, sample, parameter, row); torch's generators play no part.
+    Seed, step, the state of an adaptive solver and the size of a family that grows are plain numbers in
+    ``param_groups``, and what directions remember is in ``state``, so ``state_dict`` resumes bit by bit.
 
     Example:
         >>> from jetplane.curvature import ExactHessian
@@ -69,8 +80,8 @@ class HyperplaneSearch(torch.optim.Optimizer):
         self,
         params: Iterable[Any],
         lr: float | Tensor,
-        directions: Family,
-        curvature: Curvature,
+        directions: Family | Sequence[Family],
+        curvature: Curvature | str,
         solver: Solver,
         *,
         seed: int = 0,
@@ -81,9 +92,11 @@ class HyperplaneSearch(torch.optim.Optimizer):
         accept: Acceptance | None = None,
         patience: int | None = 10,
         chunk_size: int | None = None,
+        memory: int | str | None = None,
         compile: bool = False,
     ) -> None:
-        _check_parts(directions, curvature, solver, accept)
+        family = Mixed(directions) if isinstance(directions, list | tuple) else directions
+        _check_parts(family, solver, accept)
         _check_whole("seed", seed, 0, 2**64 - 1)
         _check_whole("samples", samples, 1, 2**16)
         if clip is not None and not clip > 0:
@@ -92,10 +105,14 @@ class HyperplaneSearch(torch.optim.Optimizer):
             _check_whole("patience", patience, 1)
         if chunk_size is not None:
             _check_whole("chunk_size", chunk_size, 1)
-        self.directions, self.curvature, self.solver = directions, curvature, solver
+            if memory is not None:
+                raise ValueError(f"chunk_size is {chunk_size} and memory is {memory!r}; expected one of them.")
+        assert isinstance(family, Family)  # a sequence of another kind is refused above
+        self.directions, self.curvature, self.solver = family, find(curvature), solver
         self.samples, self.clip, self.maximize = samples, clip, maximize
-        self.accept, self.patience, self.chunk_size = accept, patience, chunk_size
-        self.compile = compile
+        self.accept, self.patience = accept, patience
+        self.chunk_size, self.compile = chunk_size, compile
+        self._fitting = None if memory is None else Fitting(memory)
         self._compiled: CompiledStep | None = None
         self._report: Report | LateReport | None = None
         self._ready = False  # all groups of the constructor are there
@@ -105,7 +122,7 @@ class HyperplaneSearch(torch.optim.Optimizer):
             "seed": seed,
             "step": 0,
             "bad": 0,
-            "solver_state": float(solver.state) if isinstance(solver, Adaptive) else None,
+            **_beginning(family, solver),
         }
         _check_group(defaults)
         if not isinstance(params, Tensor):
@@ -133,7 +150,8 @@ class HyperplaneSearch(torch.optim.Optimizer):
             _check_group(group)
             for leaf, label in zip(group["params"], _labels(group, "the new group's "), strict=True):
                 check_leaf(leaf, label)
-            for name in ("seed", "step", "bad", "solver_state"):
+            self._fetch()
+            for name in _SHARED:
                 group[name] = self.param_groups[0][name]
             if self._ready:
                 self._check(self._moving())
@@ -143,9 +161,30 @@ class HyperplaneSearch(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         # torch's keeps no attributes, so a copy would have no directions
-        names = ("directions", "curvature", "solver", "samples", "clip", "maximize", "accept", "patience", "chunk_size")
-        kept = {name: getattr(self, name) for name in (*names, "compile", "_report", "_ready")}
+        parts = ("directions", "curvature", "solver", "samples", "clip", "maximize", "accept", "patience")
+        names = (*parts, "chunk_size", "_fitting", "compile", "_report", "_ready")
+        kept = {name: getattr(self, name) for name in names}
+        self._fetch()
         return {**super().__getstate__(), **kept, "_compiled": None}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state as torch's optimizers have it. Waits for compiled steps that are under way."""
+        self._fetch()
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a state."""
+        super().load_state_dict(state_dict)
+        for group in self.param_groups:
+            for name, value in _beginning(self.directions, self.solver).items():
+                group.setdefault(name, value)
+        if self._compiled is not None:
+            self._compiled.reload()
+
+    @property
+    def memory(self) -> int | str | None:
+        """The budget of bytes, as it was given."""
+        return None if self._fitting is None else self._fitting.memory
 
     @property
     def report(self) -> Report | LateReport:
@@ -171,14 +210,20 @@ class HyperplaneSearch(torch.optim.Optimizer):
             reports = self._compiled_steps(one, stacked, 1, moving, has_aux)
             if reports is not None:
                 return reports.loss[0]
-        evaluates = self.accept is not None or isinstance(self.solver, Adaptive)
+            self._fetch()
+        evaluates = self.accept is not None or adaptive(self.solver)
         leaves = [one.tensor for one in moving]
-        repeats = evaluates or self.samples > 1 or self.chunk_size is not None
+        repeats = evaluates or self.samples > 1 or self._chunked
         program = Program(closures, leaves, [one.label for one in moving], repeats, has_aux)
         with torch.no_grad():
-            report, deltas = self._search(program, moving, evaluates)
-            if report.status is Status.OK and not self._apply(moving, deltas, program.used):
+            memory = self._memory(moving)
+            found = self._search(program, moving, memory, evaluates)
+            report = found.report
+            if report.status is Status.OK and not self._apply(moving, found.deltas, program.used, keep=bool(memory)):
                 report = report._replace(status=Status.NONFINITE)
+            if report.status is Status.OK:
+                self._remember(found, memory)
+                self._resize(found.models[0], leaves)
         self._finish(report)
         return report.loss
 
@@ -218,7 +263,7 @@ class HyperplaneSearch(torch.optim.Optimizer):
             from .compiled import CompiledStep  # it imports torch's compiler
 
             self._compiled = CompiledStep(self)
-        reports = self._compiled(closure, batches, count, moving, has_aux)
+        reports = self._compiled(closure, batches, count, moving, self._memory(moving), has_aux)
         if reports is None:
             return None
         self._report = reports[-1]
@@ -239,13 +284,14 @@ class HyperplaneSearch(torch.optim.Optimizer):
 
     # -- one step ---------------------------------------------------------------------------------------------------
 
-    def _search(self, program: Program, moving: list[Moving], evaluates: bool) -> tuple[Report, list[Tensor]]:
+    def _search(self, program: Program, moving: list[Moving], memory: Memory, evaluates: bool) -> _Found:
         """What the step is to be, before anything has changed."""
         lr = max(one.lr for one in moving)
         leaves = [one.tensor for one in moving]
-        sign = -1.0 if self.maximize else 1.0
-        drawn = [self._draw(program, moving, sample) for sample in range(self.samples)]
-        models = [program.quadratic(plane, self.curvature, self.chunk_size) * sign for plane in drawn]
+        drawn = [self._draw(program, moving, memory, sample) for sample in range(self.samples)]
+        size = self._chunk_size(program, drawn[0])
+        measured = [program.quadratic(plane, self.curvature, size) for plane in drawn]
+        models = [model * -1.0 for model in measured] if self.maximize else measured
         solver = self._current()
         steps = [solver(model) for model in models]
         if not any(program.used):
@@ -253,12 +299,13 @@ class HyperplaneSearch(torch.optim.Optimizer):
         status = next((step.status for step in steps if step.status is not Status.OK), Status.OK)
         coefficients = torch.stack([step.coefficients for step in steps])
         loss = models[0].loss
-        if not finite([loss, coefficients, *(model.slope for model in models)]):
+        numbers = [loss.reshape(1), coefficients.flatten(), *(model.slope for model in models)]
+        if not finite([torch.cat(numbers)]):  # one small tensor: four of them would take longer than the solution
             status = Status.NONFINITE
         factor, actual, deltas = 1.0, None, []
         if status is Status.OK:
             shares = coefficients * (lr / self.samples)
-            deltas = update(list(zip(drawn, shares, strict=True)), leaves, program.used, self.chunk_size)
+            deltas = update(list(zip(drawn, shares, strict=True)), leaves, program.used, size)
             if not finite(deltas):
                 status = Status.NONFINITE
             elif self.clip is not None:
@@ -269,9 +316,9 @@ class HyperplaneSearch(torch.optim.Optimizer):
             deltas = [delta.mul_(factor) for delta in deltas]
         one = self.samples == 1
         report = Report(
-            loss=loss * sign,
-            slope=_joined([model.slope * sign for model in models], one),
-            curvature=_joined([model.curvature * sign for model in models], one),
+            loss=measured[0].loss,
+            slope=_joined([model.slope for model in measured], one),
+            curvature=_joined([model.curvature for model in measured], one),
             coefficients=_joined(list(coefficients * factor), one),
             predicted=_predicted(models, coefficients * (lr * factor)),
             actual=actual,
@@ -279,15 +326,30 @@ class HyperplaneSearch(torch.optim.Optimizer):
             evaluations=program.evaluations,
             aux=program.aux,
         )
-        return report, deltas
+        return _Found(report, deltas, drawn, models)
 
-    def _draw(self, program: Program, moving: list[Moving], sample: int) -> Scaled:
+    def _draw(self, program: Program, moving: list[Moving], memory: Memory, sample: int) -> Scaled:
         """The directions of one plane, stretched by the groups' learning rates relative to the largest."""
         leaves, largest = [one.tensor for one in moving], max(one.lr for one in moving)
         group = self.param_groups[0]
-        rows = self.directions.draw(Plane(group["seed"], group["step"], sample, leaves, program.gradient))
+        plane = Plane(group["seed"], group["step"], sample, leaves, program.gradient, memory)
+        rows = self._family().draw(plane)
+        if not self._chunked and rows.k * sum(leaf.numel() for leaf in leaves) <= _FEW:
+            rows = Held(rows)
         scales = [one.lr / largest if largest else 1.0 for one in moving]
         return Scaled(rows, scales, [one.label for one in moving])
+
+    @property
+    def _chunked(self) -> bool:
+        """Whether a plane may take several passes."""
+        return self.chunk_size is not None or self._fitting is not None
+
+    def _chunk_size(self, program: Program, plane: Scaled) -> int | None:
+        """How many directions travel together: all of them where it is None."""
+        if self._fitting is None:
+            return self.chunk_size
+        kind = program.kind(plane, self.curvature)
+        return self._fitting.size(kind, partial(program.chunk_size, plane, self.curvature))
 
     def _try(
         self, program: Program, models: list[Quadratic], coefficients: Tensor, deltas: list[Tensor], factor: float
@@ -306,15 +368,16 @@ class HyperplaneSearch(torch.optim.Optimizer):
                     return factor, actual, Status.OK
         return factor, actual, Status.REJECTED
 
-    def _apply(self, moving: list[Moving], deltas: list[Tensor], used: list[bool]) -> bool:
-        """Move the parameters, or none of them where one would not be finite."""
+    def _apply(self, moving: list[Moving], deltas: list[Tensor], used: list[bool], keep: bool) -> bool:
+        """Move the parameters, or none of them where one would not be finite. Overwrites ``deltas`` unless ``keep``."""
         chosen = [(one, delta) for one, delta, read in zip(moving, deltas, used, strict=True) if read]
+        ends = []
         for one, delta in chosen:
-            delta.add_(one.tensor, alpha=1.0 - one.lr * one.decay)
-        if not finite([delta for _, delta in chosen]):
+            ends.append(torch.add(delta, one.tensor, alpha=1.0 - one.lr * one.decay, out=None if keep else delta))
+        if not finite(ends):
             return False
-        for one, moved in chosen:
-            one.tensor.copy_(moved)
+        for (one, _), end in zip(chosen, ends, strict=True):
+            one.tensor.copy_(end)
         return True
 
     def _finish(self, report: Report) -> None:
@@ -334,17 +397,57 @@ class HyperplaneSearch(torch.optim.Optimizer):
                 "expected fewer, or a larger patience."
             )
 
+    # -- directions that remember, or grow ----------------------------------------------------------------------------
+
+    def _memory(self, moving: list[Moving]) -> Memory:
+        return memories.recall(
+            self.state, self.directions, [one.tensor for one in moving], [one.label for one in moving]
+        )
+
+    def _remember(self, found: _Found, memory: Memory) -> None:
+        """Tell directions that remember of a step that was taken."""
+        if not memory:
+            return
+        assert isinstance(self.directions, Remembering)
+        sign = -1.0 if self.maximize else 1.0
+        coefficients = found.report.coefficients.flatten()
+        gains = -sign * coefficients * found.report.slope.flatten()
+        rows = reduce(Joined, [plane.directions for plane in found.drawn])
+        deltas = memories.unstretched(found.deltas, found.drawn[0].scales)
+        self.directions.remember(memory, deltas, Taken(rows, coefficients, gains))
+
+    def _family(self) -> Family:
+        """The directions with the size that they have reached."""
+        size, growing = self.param_groups[0]["size"], resizable(self.directions)
+        return self.directions if growing is None else growing.at(size)
+
+    def _resize(self, model: Quadratic, leaves: list[Tensor]) -> None:
+        """Let a family that grows follow what its directions gained."""
+        growing = resizable(self.directions)
+        if growing is None:
+            return
+        size: Size = self.param_groups[0]["size"]
+        gained = advantage(model, self._current(), self.curvature, growing.half(size).count(leaves))
+        for group in self.param_groups:
+            group["size"] = growing.resized(size, gained)
+
     # -- adaptive solvers -------------------------------------------------------------------------------------------
 
     def _current(self) -> Solver:
         """The solver with the state that it has reached."""
-        if isinstance(self.solver, Adaptive) and self.param_groups[0]["solver_state"] is not None:
+        if adaptive(self.solver) and self.param_groups[0]["solver_state"] is not None:
             return self.solver.at(self.param_groups[0]["solver_state"])
         return self.solver
 
+    def _fetch(self) -> None:
+        """Bring the numbers of the groups up to date with compiled steps."""
+        compiled = getattr(self, "_compiled", None)
+        if compiled is not None:
+            compiled.fetch()
+
     def _adapt(self, predicted: Tensor, actual: Tensor) -> None:
         solver = self._current()
-        if isinstance(solver, Adaptive):
+        if adaptive(solver):
             state = float(solver.update(solver.state, predicted, actual))
             for group in self.param_groups:
                 group["solver_state"] = state
@@ -373,7 +476,9 @@ class HyperplaneSearch(torch.optim.Optimizer):
         if not moving:
             return
         leaves = [one.tensor for one in moving]
-        count, size = self.directions.count(leaves), sum(leaf.numel() for leaf in leaves)
+        growing = resizable(self.directions)
+        family = self.directions if growing is None else growing.largest
+        count, size = memories.fresh(family, leaves), sum(leaf.numel() for leaf in leaves)
         if count > size:
             raise ValueError(f"k is {count}, but the parameters have {size} entries; expected at most as many.")
 
@@ -386,6 +491,29 @@ class Moving:
     label: str
     lr: float
     decay: float
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What a step is to be."""
+
+    report: Report
+    deltas: list[Tensor]  # the update, one tensor for each parameter; empty unless the status is OK
+    drawn: list[Scaled]  # one for each plane
+    models: list[Quadratic]  # of what is minimised
+
+
+# numbers that all groups have in common
+_SHARED = ("seed", "step", "bad", "solver_state", "size")
+
+
+def _beginning(directions: Family, solver: Solver) -> dict[str, Any]:
+    """The numbers that a new optimizer's parts begin with."""
+    growing = resizable(directions)
+    return {
+        "solver_state": float(solver.state) if adaptive(solver) else None,
+        "size": None if growing is None else growing.size,
+    }
 
 
 def _joined(parts: list[Tensor], one: bool) -> Tensor:
@@ -401,12 +529,10 @@ def _predicted(models: list[Quadratic], coefficients: Tensor) -> Tensor:
 # -- checks of what the user gives --------------------------------------------------------------------------------
 
 
-def _check_parts(directions: object, curvature: object, solver: object, accept: object) -> None:
+def _check_parts(directions: object, solver: object, accept: object) -> None:
     if not isinstance(directions, Family):
         name = type(directions).__name__
         raise TypeError(f"directions are {name}; expected a family of directions such as Gaussian(k).")
-    if not isinstance(curvature, Curvature):
-        raise TypeError(f"curvature is {type(curvature).__name__}; expected ExactHessian() or NoCurvature().")
     if not callable(solver):
         raise TypeError(f"solver is {type(solver).__name__}; expected a solver such as JitteredInverse().")
     if accept is not None and not isinstance(accept, Acceptance):

@@ -126,7 +126,10 @@ class _Point:
         if self.calls + reserve >= self._most:
             raise _Spent
         self.calls += 1
-        return self._fun(_torch.pytree.tree_unflatten(self.leaves, self._structure))
+        value = self._fun(_torch.pytree.tree_unflatten(self.leaves, self._structure))
+        if isinstance(value, Tensor) and value.numel() != 1:  # an optimizer would take it for losses of samples
+            raise ValueError(f"fun returned a tensor of shape {tuple(value.shape)}; expected a scalar.")
+        return value
 
 
 class _Search:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypedDict, Unpack
 
 from torch import Tensor
 
-from ..curvature import ExactHessian, NoCurvature
-from ..directions import Coordinate, Gaussian, Gradient
-from ..solvers import AbsoluteCurvature, JitteredInverse, NegativeSlope, Solver
+from ..curvature import Curvature, ExactHessian, GaussNewton, NoCurvature
+from ..directions import Coordinate, Family, Gaussian, Gradient, Mixed, PreviousStep
+from ..solvers import AbsoluteCurvature, JitteredInverse, LevenbergMarquardt, NegativeSlope, Solver
 from .acceptance import Acceptance
 from .hyperplane import HyperplaneSearch, Moving
 
-__all__ = ["FGD", "FoMoH", "FoMoHBP", "FoMoHKD", "Newton", "Options"]
+__all__ = ["FGD", "FoMoH", "FoMoHBP", "FoMoHKD", "GaussNewtonSearch", "Newton", "Options"]
 
-_ABSOLUTE, _INVERSE = AbsoluteCurvature(), JitteredInverse()
+_ABSOLUTE, _INVERSE, _MARQUARDT = AbsoluteCurvature(), JitteredInverse(), LevenbergMarquardt()
+_HESSIAN, _UNRAISED = ExactHessian(), Acceptance()
 
 
 class Options(TypedDict, total=False):
@@ -29,6 +30,7 @@ class Options(TypedDict, total=False):
     accept: Acceptance | None
     patience: int | None
     chunk_size: int | None
+    memory: int | str | None
     compile: bool
 
 
@@ -96,7 +98,9 @@ class FoMoHKD(HyperplaneSearch):
     """Newton's step in the plane of K normal directions: theta -= lr * V^T (V H V^T)^-1 V grad f.
 
     The paper's solver goes to the stationary point of the plane, which is a maximum or a saddle where the projected
-    Hessian is not positive definite; ``solver=SaddleFree()`` (or Damped, TrustRegion, Cubic) descends always.
+    Hessian is not positive definite; ``solver=SaddleFree()`` (or LevenbergMarquardt, TrustRegion, Cubic) descends
+    always. ``directions`` other than K normal ones are a family, or a list such as [PreviousStep(), Gaussian(2)], and
+    ``curvature`` another part, or its name.
 
     Example:
         >>> x = torch.tensor([3.0, 4.0], dtype=torch.float64, requires_grad=True)
@@ -108,12 +112,67 @@ class FoMoHKD(HyperplaneSearch):
         self,
         params: Iterable[Any],
         lr: float | Tensor = 1.0,
-        k: int = 2,
+        k: int | None = None,
         *,
+        directions: Family | Sequence[Family] | None = None,
+        curvature: Curvature | str = _HESSIAN,
         solver: Solver = _INVERSE,
         **options: Unpack[Options],
     ) -> None:
-        super().__init__(params, lr, Gaussian(k), ExactHessian(), solver, **options)
+        if directions is None:
+            directions = Gaussian(2 if k is None else k)
+        elif k is not None:
+            raise TypeError(f"k is {k} and there are directions, too; expected one of them.")
+        super().__init__(params, lr, directions, curvature, solver, **options)
+
+
+class GaussNewtonSearch(HyperplaneSearch):
+    """The Gauss-Newton step in the plane of the last step and K - 1 normal directions, with nothing to tune.
+
+    Damping follows how well the model predicts, and a step that would raise the loss of its batch is not taken. A
+    closure that returns one loss for each sample (B,) tells signal from noise, too, and steps are shrunk by that. ``k``
+    is 32 by default, or as many as the parameters have entries.
+
+    Example:
+        >>> model, x = torch.nn.Linear(3, 2), torch.randn(8, 3)
+        >>> y = x[:, 0].sign().add(1).div(2).long()
+        >>> opt = GaussNewtonSearch(model.parameters(), k=4)
+        >>> loss_fn = lambda x, y: torch.nn.functional.cross_entropy(model(x), y, reduction="none")
+        >>> losses = [float(opt.step(loss_fn, x, y)) for _ in range(20)]
+        >>> assert losses[-1] < 0.5 * losses[0]
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor = 1.0,
+        k: int | None = None,
+        *,
+        solver: Solver = _MARQUARDT,
+        **options: Unpack[Options],
+    ) -> None:
+        groups = [_lasting(one) for one in params]
+        if k is None:
+            k = max(1, min(32, sum(map(_entries, groups))))
+        directions = Mixed([PreviousStep(), Gaussian(k - 1)]) if k > 1 else Gaussian(k)
+        options.setdefault("accept", _UNRAISED)
+        super().__init__(groups, lr, directions, GaussNewton(), solver, **options)
+
+
+def _lasting(one: Any) -> Any:
+    """A parameter, or a group whose parameters can be looked at more than once."""
+    if isinstance(one, dict) and isinstance(one.get("params"), Iterator):
+        return {**one, "params": list(one["params"])}
+    return one
+
+
+def _entries(one: Any) -> int:
+    """How many entries move of a parameter, of one with its name, or of a group."""
+    if isinstance(one, dict):
+        params = one.get("params", ())
+        return sum(map(_entries, [params] if isinstance(params, Tensor) else params))
+    leaf = one[-1] if isinstance(one, tuple) and one else one
+    return leaf.numel() if isinstance(leaf, Tensor) and leaf.requires_grad else 0
 
 
 class Newton(HyperplaneSearch):

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from ..ad import _torch
+from ..ad.budget import fit
 from ..ad.directions import Directions, Leaf
 from ..ad.jet import Jet, Quadratic
-from ..ad.passes import Chunk, Pass, assemble, chunks
+from ..ad.passes import Chunk, assemble, chunks
 from ..ad.replay import Replay
-from ..curvature import Curvature
+from ..curvature import Curvature, is_late
+from .fitting import ambient, shapes
 from .scaled import Unwatched
 
 Closure = Callable[[], Any]
@@ -46,7 +48,7 @@ def as_closures(closure: Any, batch: tuple[Any, ...]) -> list[Closure]:
 
 
 class Program:
-    """The mean of the closures' losses as a function of the leaves.
+    """The mean of the closures' losses as a function of the leaves. A loss for each sample (B,) counts as their mean.
 
     Every run sees the same random numbers and buffers, which afterwards are as after a single run. ``repeats`` says
     that there will be more than one run: only then is the memory that the closures write watched.
@@ -85,7 +87,7 @@ class Program:
         """The quadratic model of the mean loss in the plane of ``directions``."""
         directions = Unwatched(directions, self._replay)
         pairs = curvature.pairs(directions.k)
-        work = chunks(pairs, chunk_size)
+        work = chunks(pairs, chunk_size, is_late(curvature))
         parts = [self._run(partial(self._jet, directions, chunk)) for chunk in work]
         models = [
             curvature.model(assemble(pairs, list(zip(work, jets, strict=True))), pairs)
@@ -98,6 +100,27 @@ class Program:
             )
         total = sum(models[1:], models[0])
         return total / len(models) if len(models) > 1 else total
+
+    def kind(self, directions: Directions, curvature: Curvature) -> Any:
+        """What the memory that a pass holds depends on, as far as it is known without running the closures."""
+        pairs, leaves = curvature.pairs(directions.k), self._leaves
+        parameters = tuple((tuple(leaf.shape), leaf.dtype, leaf.device) for leaf in leaves)
+        work = pairs.k, pairs.rows, pairs.shape, is_late(curvature)
+        return work, parameters, shapes(self._closures), ambient(leaves[0].device)
+
+    def chunk_size(self, directions: Directions, curvature: Curvature, limit: int) -> int | None:
+        """The number of directions that may travel together for a pass to hold ``limit`` bytes; None: all of them.
+
+        Runs the closures a few times, whose traces on memory and random numbers are taken back.
+        """
+        directions = Unwatched(directions, self._replay)
+
+        def one(chunk: Chunk) -> list[Jet]:
+            with _no_backward(self._leaves):
+                return [self._jet(directions, chunk, closure) for closure in self._closures]
+
+        pairs, devices = curvature.pairs(directions.k), [leaf.device for leaf in self._leaves]
+        return fit(limit, pairs, one, devices, is_late(curvature), self._replay)
 
     def gradient(self) -> list[Tensor]:
         """The gradient of the mean loss, by one backward pass."""
@@ -142,7 +165,7 @@ class Program:
             return self._replay.run(program) if self._repeats else program()
 
     def _jet(self, directions: Directions, chunk: Chunk, closure: Closure) -> Jet:
-        one = Pass(chunk.pairs)
+        one = chunk.begin()
         for position, (leaf, label) in enumerate(zip(self._leaves, self._labels, strict=True)):
             one.perturb(Leaf(leaf, position, directions, chunk.rows), label)
         with torch.no_grad(), one.running():
@@ -156,12 +179,13 @@ class Program:
             if not loss.requires_grad:
                 self._graphless = True
                 return [torch.zeros_like(leaf) for leaf in self._leaves]
-            parts = torch.autograd.grad(loss.reshape(()), list(self._leaves), allow_unused=True, materialize_grads=True)
+            parts = torch.autograd.grad(loss.mean(), list(self._leaves), allow_unused=True, materialize_grads=True)
         return list(parts)
 
     def _loss(self, closure: Closure) -> Tensor:
         with torch.no_grad():
-            return self._call(closure).detach().reshape(()).clone()
+            loss: Tensor = self._call(closure).detach().mean()
+            return loss
 
     def _call(self, closure: Closure) -> Tensor:
         self.evaluations += 1
@@ -169,8 +193,11 @@ class Program:
         if not isinstance(loss, Tensor):
             what = "None" if loss is None else f"{type(loss).__name__} {loss!r}"
             raise TypeError(f"the closure returned {what}; expected the loss as a scalar tensor.")
-        if loss.numel() != 1:
-            raise ValueError(f"the closure returned a tensor of shape {tuple(loss.shape)}; expected a scalar loss.")
+        if loss.numel() != 1 and (loss.ndim != 1 or not loss.numel()):
+            raise ValueError(
+                f"the closure returned a tensor of shape {tuple(loss.shape)}; expected a scalar loss, or one for each "
+                "sample (B,)."
+            )
         if not loss.is_floating_point():
             raise TypeError(f"the closure returned a tensor of dtype {loss.dtype}; expected a floating-point loss.")
         return loss

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -38,12 +39,16 @@ class Packing(NamedTuple):
 
     k: int
     dtype: torch.dtype  # of the loss
+    evaluated: bool = False  # whether the loss was evaluated at the end of the step
 
     @staticmethod
-    def pack(model: Quadratic, coefficients: Tensor, predicted: Tensor, code: Tensor) -> Tensor:
-        """(3 + 2 K + K^2,) in float64: loss, predicted, status, slope, coefficients, curvature."""
+    def pack(
+        model: Quadratic, coefficients: Tensor, predicted: Tensor, code: Tensor, actual: Tensor | None = None
+    ) -> Tensor:
+        """(3 + 2 K + K^2,) in float64: loss, predicted, status, slope, coefficients, curvature; actual where known."""
         parts = [model.loss.reshape(1), predicted.reshape(1), code.reshape(1), model.slope, coefficients]
-        return torch.cat([part.to(torch.float64) for part in (*parts, model.curvature.reshape(-1))])
+        parts += [model.curvature.reshape(-1), *([] if actual is None else [actual.reshape(1)])]
+        return torch.cat([part.to(torch.float64) for part in parts])
 
 
 class Reports:
@@ -53,23 +58,28 @@ class Reports:
     """
 
     def __init__(self, packed: Tensor, packing: Packing, aux: Any) -> None:
-        self._packed = packed  # (n, 3 + 2 K + K^2)
-        self._k, self._dtype = packing
+        self._packed = packed  # (n, 3 + 2 K + K^2), and one more where the loss was evaluated
+        self._packing = packing
+        self._k, self._dtype = packing.k, packing.dtype
         self.aux = aux  # what the closure returned beside the loss, each tensor (n, ...)
 
     @staticmethod
     def of(reports: Sequence[Report | LateReport], aux: Any) -> Reports:
         """The reports of steps that were taken one by one."""
+        evaluated = any(one.actual is not None for one in reports)
+        unknown = torch.full_like(reports[0].loss, math.nan)
         packed = [
             Packing.pack(
                 Quadratic(one.loss, one.slope, one.curvature),
                 one.coefficients,
                 one.predicted,
                 torch.tensor(CODES.index(one.status), device=one.loss.device),
+                (unknown if one.actual is None else one.actual) if evaluated else None,
             )
             for one in reports
         ]
-        return Reports(torch.stack(packed), Packing(reports[0].slope.shape[-1], reports[0].loss.dtype), aux)
+        packing = Packing(reports[0].slope.shape[-1], reports[0].loss.dtype, evaluated)
+        return Reports(torch.stack(packed), packing, aux)
 
     def __len__(self) -> int:
         return self._packed.shape[0]
@@ -77,7 +87,7 @@ class Reports:
     def __getitem__(self, number: int) -> LateReport:
         """The report of one step."""
         aux = _torch.pytree.tree_map_only(Tensor, lambda tensor: tensor[number], self.aux)
-        return LateReport(self._packed[number], Packing(self._k, self._dtype), aux)
+        return LateReport(self._packed[number], self._packing, aux)
 
     @property
     def loss(self) -> Tensor:  # (n,)
@@ -86,6 +96,10 @@ class Reports:
     @property
     def predicted(self) -> Tensor:  # (n,)
         return self._packed[:, 1].to(self._dtype)
+
+    @property
+    def actual(self) -> Tensor | None:  # (n,): not a number for a step that could not be evaluated
+        return self._packed[:, -1].to(self._dtype) if self._packing.evaluated else None
 
     @property
     def code(self) -> Tensor:  # (n,): places of the statuses in tuple(Status)
@@ -105,7 +119,8 @@ class Reports:
 
     @property
     def curvature(self) -> Tensor:  # (n, K, K)
-        return self._packed[:, 3 + 2 * self._k :].reshape(-1, self._k, self._k).to(self._dtype)
+        start = 3 + 2 * self._k
+        return self._packed[:, start : start + self._k**2].reshape(-1, self._k, self._k).to(self._dtype)
 
 
 class LateReport:
@@ -114,8 +129,7 @@ class LateReport:
     def __init__(self, packed: Tensor, packing: Packing, aux: Any) -> None:
         self._one = Reports(packed.unsqueeze(0), packing, None)
         self.aux = aux
-        self.actual: Tensor | None = None
-        self.evaluations = 1
+        self.evaluations = 2 if packing.evaluated else 1
 
     @property
     def loss(self) -> Tensor:
@@ -124,6 +138,11 @@ class LateReport:
     @property
     def predicted(self) -> Tensor:
         return self._one.predicted[0]
+
+    @property
+    def actual(self) -> Tensor | None:
+        actual = self._one.actual
+        return None if actual is None else actual[0]
 
     @property
     def status(self) -> Status:

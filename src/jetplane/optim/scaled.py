@@ -79,7 +79,26 @@ def clipped(deltas: Sequence[Tensor], limit: float) -> float:
 
 def finite(tensors: Sequence[Tensor]) -> bool:
     """Whether every entry of all tensors is finite."""
+    if len(tensors) == 1:
+        return bool(torch.isfinite(tensors[0]).all())
     return bool(torch.stack([torch.isfinite(tensor).all() for tensor in tensors]).all())
+
+
+class Held:
+    """Lazy directions that are made once for each tensor: a step uses them twice, in the pass and in the update."""
+
+    def __init__(self, directions: Directions) -> None:
+        self._directions = directions
+        self._made: dict[int, Tensor] = {}
+
+    @property
+    def k(self) -> int:
+        return self._directions.k
+
+    def rows(self, position: int, like: Tensor, start: int, stop: int) -> Tensor:
+        if position not in self._made:
+            self._made[position] = self._directions.rows(position, like, 0, self.k)
+        return self._made[position][start:stop]
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,14 @@
 All but `JitteredInverse` descend: ``coefficients @ slope < 0`` for every finite, non-zero slope.
 """
 
-from .base import Adaptive, Solver, Status, Step
+from .base import Adaptive, Solver, Status, Step, adaptive
 from .cubic import Cubic
 from .damped import Damped
 from .inverse import JitteredInverse
 from .line import AbsoluteCurvature, NegativeSlope
+from .marquardt import LevenbergMarquardt
 from .spectral import SaddleFree, SoftAbs
-from .traced import Traceable, TracedStep
+from .traced import Traceable, TraceableAdaptive, TracedStep
 from .trust import TrustRegion
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "Cubic",
     "Damped",
     "JitteredInverse",
+    "LevenbergMarquardt",
     "NegativeSlope",
     "SaddleFree",
     "SoftAbs",
@@ -25,6 +27,8 @@ __all__ = [
     "Status",
     "Step",
     "Traceable",
+    "TraceableAdaptive",
     "TracedStep",
     "TrustRegion",
+    "adaptive",
 ]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from enum import Enum
-from typing import ClassVar, NamedTuple, Protocol, Self, runtime_checkable
+from typing import ClassVar, NamedTuple, Protocol, Self, TypeGuard, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -59,11 +60,22 @@ class Adaptive(Solver, Protocol):
     def update(self, state: float, predicted: float | Tensor, actual: float | Tensor) -> float: ...
 
 
+def adaptive(solver: Solver) -> TypeGuard[Adaptive]:
+    """Whether a solver is adaptive. A protocol would look at all of its members each time, which a step would feel."""
+    return _adapts(type(solver))
+
+
+@functools.cache
+def _adapts(kind: type) -> bool:
+    return all(hasattr(kind, name) for name in ("state", "at", "update"))
+
+
 class Plain(NamedTuple):
     """A finite model with a non-zero slope, in float64 on the CPU."""
 
     slope: Tensor  # (K,)
     curvature: Tensor  # (K, K)
+    noise: Tensor | None = None  # (K, K), the covariance of the slope where it is known
 
 
 class Failure(NamedTuple):
@@ -78,18 +90,21 @@ Method = Callable[[Plain], "Tensor | Failure"]
 def solve(model: Quadratic, method: Method, *, descends: bool, limit: float = math.inf) -> Step:
     """The step that ``method`` finds in float64, in the model's dtype and on its device, checked.
 
-    Where rounding would turn a descending step uphill, it is replaced by the Cauchy step along -g, which has at most
-    the length ``limit``.
+    A direction that is zero, as one that remembers a step before there was any, gets the coefficient zero whatever the
+    method. Where rounding would turn a descending step uphill, it is replaced by the Cauchy step along -g, which has at
+    most the length ``limit``.
     """
     like = model.slope.detach()
-    plain = Plain(*(part.detach().to("cpu", torch.float64) for part in (model.slope, model.curvature)))
+    plain = plainly(model, torch.device("cpu"))
     if not (_finite(model.loss) and _finite(plain.slope) and _finite(plain.curvature)):
         return _stay(like, Status.NONFINITE)
     if not bool(plain.slope.any()):
         return _stay(like, Status.FLAT)
-    found = method(plain)
+    zero = None if bool(plain.slope.all()) else zero_columns(plain)
+    found = method(plain if zero is None else filled(plain, zero))
     if isinstance(found, Failure):
         return _stay(like, found.status)
+    found = found if zero is None else torch.where(zero, 0.0, found)
     coefficients = found.to(like)
     if descends and _finite(coefficients) and not bool(coefficients @ like < 0):
         found = _cauchy(plain, limit)
@@ -98,6 +113,29 @@ def solve(model: Quadratic, method: Method, *, descends: bool, limit: float = ma
     if not (_finite(coefficients) and _finite(predicted)):
         return _stay(like, Status.NONFINITE)
     return Step(coefficients, Status.OK, predicted)
+
+
+def plainly(model: Quadratic, device: torch.device) -> Plain:
+    """The model in float64."""
+    parts = model.slope, model.curvature, model.noise
+    slope, curvature, noise = (None if part is None else part.detach().to(device, torch.float64) for part in parts)
+    assert slope is not None and curvature is not None
+    return Plain(slope, curvature, noise)
+
+
+def zero_columns(plain: Plain) -> Tensor:
+    """(K,) bool: the directions without slope and without any curvature."""
+    curved = plain.curvature.ne(0)
+    return ~(plain.slope.ne(0) | curved.any(0) | curved.any(1))
+
+
+def filled(plain: Plain, zero: Tensor) -> Plain:
+    """The model with curvature for the directions that have none, so that it is no more singular than without them.
+
+    The curvature is as large as the largest there is: a solver that looks at the extremes sees the same ones.
+    """
+    largest = plain.curvature.abs().max()
+    return plain._replace(curvature=plain.curvature + torch.diag(zero * torch.where(largest > 0, largest, 1.0)))
 
 
 def predict(plain: Plain, coefficients: Tensor) -> Tensor:

@@ -45,7 +45,7 @@ class NegativeSlope:
 class AbsoluteCurvature:
     """Each direction by itself: c_k = -g_k / (|H_kk| + eps), the FoMoH step.
 
-    With ``eps`` 0, directions without curvature have no step: the status is FLAT.
+    With ``eps`` 0, directions with slope but without curvature have no step: the status is FLAT.
 
     Example:
         >>> model = Quadratic(torch.tensor(0.0), torch.tensor([2.0]), torch.tensor([[-4.0]]))

@@ -6,6 +6,7 @@ numbers are those of the solver itself, up to rounding; tests hold the two toget
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -13,10 +14,10 @@ import torch
 from torch import Tensor
 
 from ..ad.jet import Quadratic
-from .base import Plain, Status, predict
+from .base import Plain, Status, filled, plainly, predict, zero_columns
 
 CODES = tuple(Status)  # a status on the device is its place here
-OK, NONFINITE, SINGULAR, FLAT = (CODES.index(s) for s in (Status.OK, Status.NONFINITE, Status.SINGULAR, Status.FLAT))
+OK, NONFINITE, SINGULAR, FLAT, REJECTED = range(len(CODES))
 
 
 class TracedStep(NamedTuple):
@@ -34,16 +35,27 @@ class Traceable(Protocol):
     def traced(self, model: Quadratic) -> TracedStep: ...
 
 
+@runtime_checkable
+class TraceableAdaptive(Protocol):
+    """An adaptive solver that can be: its state is a tensor () in float64, which follows by where's."""
+
+    def traced(self, model: Quadratic, state: Tensor) -> TracedStep: ...
+
+    def traced_update(self, state: Tensor, predicted: Tensor, actual: Tensor) -> Tensor: ...
+
+
 Method = Callable[[Plain], tuple[Tensor, Tensor]]  # coefficients (K,) and whether they could be found, a bool ()
 
 
 def solve(model: Quadratic, method: Method, failure: Status, *, descends: bool) -> TracedStep:
     """The step that ``method`` finds in float64, in the model's dtype, with ``failure`` where it finds none."""
     like = model.slope.detach()
-    plain = Plain(*(part.detach().to(torch.float64) for part in (model.slope, model.curvature)))
+    plain = plainly(model, like.device)
     finite = _finite(model.loss) & _finite(plain.slope) & _finite(plain.curvature)
     moving = plain.slope.ne(0).any()
-    found, solved = method(plain)
+    zero = zero_columns(plain)
+    found, solved = method(filled(plain, zero))
+    found = torch.where(zero, 0.0, found)
     coefficients = found.to(like.dtype)
     if descends:
         uphill = _finite(coefficients) & ~((coefficients * like).sum() < 0)
@@ -57,6 +69,21 @@ def solve(model: Quadratic, method: Method, failure: Status, *, descends: bool) 
     code = torch.where(finite, code, NONFINITE)
     taken = code == OK
     return TracedStep(torch.where(taken, coefficients, 0.0), code, torch.where(taken, predicted, 0.0))
+
+
+def followed(state: Tensor, predicted: Tensor, actual: Tensor, *, up: float, down: float, smallest: float) -> Tensor:
+    """:func:`jetplane.solvers.base.followed` of :func:`jetplane.solvers.base.agreement`, as tensors ().
+
+    Example:
+        >>> one = torch.ones((), dtype=torch.float64)
+        >>> [float(followed(one, one, a * one, up=4, down=2, smallest=1e-12)) for a in (0.1, 0.5, 0.9)]
+        [4.0, 1.0, 0.5]
+    """
+    predicted, actual = predicted.to(torch.float64), actual.to(torch.float64)
+    known = torch.isfinite(predicted) & torch.isfinite(actual) & (predicted > 0)
+    ratio = torch.where(known, actual / torch.where(known, predicted, 1.0), -math.inf)
+    lower = torch.maximum(state / down, state.clamp_max(smallest))
+    return torch.where(ratio < 0.25, (up * state).clamp_max(1e300), torch.where(ratio > 0.75, lower, state))
 
 
 def inverse(matrix: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from ..families import (
     spread,
 )
 from ..jet import Operand, PairSet
+from . import convolution_kernel
 
 aten = torch.ops.aten
 
@@ -238,6 +239,8 @@ def _convolution(
     unbatched = primal_of(x).ndim == len(stride) + 1
     shape = (-1, *(1,) * len(stride))
     if _torch.is_fake(type(primal_of(x))) and not unbatched and isinstance(w, Operand):
+        if convolution_kernel.pays(pairs, x, w, stride, padding, dilation, groups, transposed):
+            return convolution_kernel.convolution_jet(x, w, bias, stride, padding, dilation)
         jet = joint_product(pairs, lifted, x, w)
         if bias is not None:
             jet = Operand(jet.primal + primal_of(bias).reshape(shape), jet.tangent, jet.second)

@@ -1,0 +1,186 @@
+"""The jet of a convolution as one operation of a traced program: a kernel on CUDA, plain convolutions elsewhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..jet import Operand, PairSet
+
+__all__ = ["ENABLED", "convolution_jet", "pays", "rounded"]
+
+# Set to True, or JETPLANE_CONVOLUTION_KERNEL=1 in the environment, to use it. Not yet timed on a GPU, so off until asked.
+ENABLED = os.environ.get("JETPLANE_CONVOLUTION_KERNEL", "0") == "1"
+
+_HAS_TRITON = importlib.util.find_spec("triton") is not None
+_MOST_DIRECTIONS = 16  # groups of rows are written out in the kernel
+_LONGEST = 2048  # numbers in a window; beyond, the library's products take so long that its sums do not count
+_FEWEST = 1 << 14  # positions of the output: about one program for each of an H200's multiprocessors
+
+
+def pays(
+    pairs: PairSet,
+    x: Any,
+    w: Any,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    transposed: bool,
+) -> bool:
+    """Whether there is a kernel for this jet, and it is likely to be faster than the library.
+
+    Both factors have tangents and all pairs are wanted. Products are TF32's, on a device with matrix instructions of
+    whole warp groups. Channels come 16 bytes at a time, and at least 7 of 10 channels in a block of 64 are there.
+    """
+    if not (ENABLED and _HAS_TRITON and isinstance(x, Operand) and isinstance(w, Operand)):
+        return False
+    value, kernel = x.primal, w.primal
+    if value.device.type != "cuda" or value.ndim != 4 or kernel.ndim != 4 or groups != 1 or transposed:
+        return False
+    if x.tangent is None or w.tangent is None or w.second is not None or pairs.weights is not None:
+        return False
+    if pairs.pairs != PairSet.all(pairs.k).pairs or pairs.k > _MOST_DIRECTIONS:
+        return False
+    if value.dtype != torch.float32 or kernel.dtype != torch.float32 or not _tf32():
+        return False
+    size = [n + 2 * more for n, more in zip(value.shape[2:], padding, strict=True)]
+    out = value.shape[0] * math.prod(_lengths(size, kernel.shape[2:], stride, dilation))
+    inputs, channels = kernel.shape[1], kernel.shape[0]
+    return (
+        torch.cuda.get_device_capability(value.device)[0] == 9
+        and inputs % 4 == 0
+        and math.prod(kernel.shape[1:]) <= _LONGEST
+        and out >= _FEWEST
+        and channels >= 0.7 * 64 * math.ceil(channels / 64)
+        and max(value.shape[0] * math.prod(size) * inputs, out * channels) < 1 << 31  # within a row
+    )
+
+
+def _tf32() -> bool:
+    backend: Any = torch.backends.cudnn
+    return backend.conv.fp32_precision == "tf32"
+
+
+def convolution_jet(
+    x: Operand, w: Operand, bias: Any, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+) -> Operand:
+    """The jet of a 2D convolution for all pairs, value and rows from one operation, channels last in memory."""
+    if x.tangent is None or w.tangent is None:
+        raise ValueError("a factor of the convolution has no tangents; expected some on both.")
+    tf32 = x.primal.dtype == torch.float32 and _tf32()
+    left = _padded(_channels_last(x.primal, x.tangent), padding)
+    right = _channels_last(w.primal, w.tangent)
+    second = None if x.second is None else _padded(x.second.permute(0, 1, 3, 4, 2), padding).contiguous()
+    out = torch.ops.jetplane.convolution_jet(
+        left, rounded(right) if tf32 else right, _stacked(bias, w), second, stride, dilation, tf32
+    )
+    rows, k = out.permute(0, 1, 4, 2, 3), x.tangent.shape[0]
+    value, tangent, pairs = rows[0], rows[1 : k + 1], rows[k + 1 :]
+    if isinstance(bias, Operand) and bias.second is not None:
+        pairs = pairs + bias.second.reshape(pairs.shape[0], 1, -1, 1, 1)
+    return Operand(value, tangent, pairs)
+
+
+def _channels_last(primal: Tensor, tangent: Tensor) -> Tensor:
+    """Rows (1 + K, ..., height, width, channels) of a value (..., channels, height, width) and its tangents."""
+    return torch.cat([primal.permute(0, 2, 3, 1).unsqueeze(0), tangent.permute(0, 1, 3, 4, 2)]).contiguous()
+
+
+def _padded(rows: Tensor, padding: Sequence[int]) -> Tensor:
+    """Rows (..., height, width, channels) with zeros around: a part of the copy that put them in order."""
+    down, across = padding
+    return torch.nn.functional.pad(rows, (0, 0, across, across, down, down)) if down or across else rows
+
+
+def _stacked(bias: Any, w: Operand) -> Tensor | None:
+    """Rows (1 + K, channels) of the bias and its tangents."""
+    if bias is None or w.tangent is None:
+        return None
+    value = bias.primal if isinstance(bias, Operand) else bias
+    tangent = bias.tangent if isinstance(bias, Operand) else None
+    if tangent is None:
+        tangent = value.new_zeros((w.tangent.shape[0], *value.shape))
+    return torch.cat([value.unsqueeze(0), tangent])
+
+
+def rounded(x: Tensor) -> Tensor:
+    """Float32 numbers rounded to the nearest of TF32, where the matrix unit itself would cut off.
+
+    Example:
+        >>> float(rounded(torch.tensor(1 + 2**-11 + 2**-20))) == 1 + 2**-10
+        True
+    """
+    high = x * 8193.0  # 2^13 + 1: the sum keeps the 11 leading bits
+    return high - (high - x)
+
+
+@torch.library.custom_op("jetplane::convolution_jet", mutates_args=())
+def _operation(
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    second: Tensor | None,
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    tf32: bool,
+) -> Tensor:
+    """Rows (pairs of T, N, OH, OW, O) from x (T, N, H, W, C), w (T, O, height, width, C), bias (T, O) and second rows.
+
+    Row (i, j) of ``PairSet.all(T)`` is x_i * w_j + x_j * w_i: with the values as rows 0, the value is row (0, 0), the
+    tangents are the rows (0, j), and the pairs the rest.
+    """
+    if x.is_cuda and _HAS_TRITON:
+        from .convolution_triton import convolve
+
+        return convolve(x, w, bias, second, stride, dilation, _shape(x, w, stride, dilation), tf32)
+
+    def convolved(one: Tensor, other: Tensor) -> Tensor:
+        one, other = one.movedim(-1, 1), other.movedim(-1, 1)
+        return torch.nn.functional.conv2d(one, other, None, stride, 0, dilation).movedim(1, -1)
+
+    out = []
+    for number, (i, j) in enumerate(PairSet.all(x.shape[0]).pairs):
+        row = convolved(x[i], w[j])
+        if j > 0:
+            row = row + convolved(x[j], w[i])
+        if i > 0 and second is not None:
+            row = row + convolved(second[number - x.shape[0]], w[0])
+        if i == 0 and bias is not None:
+            row = row + bias[j]
+        out.append(row)
+    return torch.stack(out)
+
+
+@_operation.register_fake
+def _(
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    second: Tensor | None,
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    tf32: bool,
+) -> Tensor:
+    rows = x.shape[0]
+    return x.new_empty((rows * (rows + 1) // 2, *_shape(x, w, stride, dilation)))
+
+
+def _shape(x: Tensor, w: Tensor, stride: Sequence[int], dilation: Sequence[int]) -> tuple[int, int, int, int]:
+    """The shape (N, OH, OW, O) of the output."""
+    height, width = _lengths(x.shape[2:4], w.shape[2:4], stride, dilation)
+    return x.shape[1], height, width, w.shape[1]
+
+
+def _lengths(
+    size: Sequence[int], window: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
+) -> tuple[int, int]:
+    """Height and width of what windows over ``size`` give."""
+    height, width = ((size[n] - dilation[n] * (window[n] - 1) - 1) // stride[n] + 1 for n in (0, 1))
+    return height, width

@@ -1,0 +1,82 @@
+"""The random tangents: signs from a counter, a function of (seed, step, site, row, element) alone.
+
+Signs and not normal numbers: both have zero mean and unit covariance, but the variance of (u . g) u_i is
+|g|^2 + (kurtosis - 2) g_i^2, and signs have the smallest kurtosis that there is, 1 against 3. They also take one bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..directions import traced
+from ..directions.counter import Words, philox, signed
+
+__all__ = ["Noise", "Signs"]
+
+_MASK = 0xFFFFFFFF
+_OWN = 1 << 31  # tells these numbers from the directions of an optimizer with the same seed and step
+
+
+class Noise(Protocol):
+    """Tangents of zero mean and unit covariance."""
+
+    def rows(self, site: int, start: int, stop: int, like: Tensor) -> Tensor:
+        """Rows start to stop - 1 for the activation ``like`` of a site, (stop - start, *S): equal whenever asked."""
+        ...
+
+
+@dataclass(frozen=True)
+class Signs:
+    """+1 or -1 with equal chances, independent for all entries.
+
+    Example:
+        >>> x = torch.zeros(3, 50)
+        >>> rows = Signs(0, 7).rows(2, 0, 4, x)
+        >>> assert torch.equal(rows.abs(), torch.ones(4, 3, 50))
+        >>> assert torch.equal(rows[1:3], Signs(0, 7).rows(2, 1, 3, x))
+    """
+
+    seed: int | Tensor
+    step: int | Tensor  # an int64 tensor () where a graph is to advance it
+
+    def rows(self, site: int, start: int, stop: int, like: Tensor) -> Tensor:
+        size, count = like.numel(), stop - start
+        if traced.fast(like.device):
+            return self._launched(site, start, stop, like).reshape(count, *like.shape)
+        words = self._words(site, start, stop, -(-size // 128), like.device)
+        # the four bytes of each word, and for each byte its eight signs, lowest bit first
+        octets = torch.stack(words, -1).to(torch.int32).view(torch.uint8).reshape(count, -1)
+        signs = _table(like.dtype, like.device).index_select(0, octets.flatten().to(torch.int32))
+        return signs.reshape(count, -1)[:, :size].reshape(count, *like.shape)
+
+    def _launched(self, site: int, start: int, stop: int, like: Tensor) -> Tensor:
+        from . import kernels
+
+        seed, step = (
+            word if isinstance(word, Tensor) else torch.full((), signed(word), dtype=torch.int64, device=like.device)
+            for word in (self.seed, self.step)
+        )
+        return kernels.signs(seed, step, site | _OWN, start, stop, like.numel(), like.dtype)
+
+    def _words(self, site: int, start: int, stop: int, blocks: int, device: torch.device) -> Words:
+        columns = torch.arange(blocks, dtype=torch.int64, device=device).unsqueeze(0)
+        rows = torch.arange(start, stop, dtype=torch.int64, device=device).unsqueeze(1)
+        place, step = (
+            word.reshape(1, 1)
+            if isinstance(word, Tensor)
+            else torch.full((1, 1), word, dtype=torch.int64, device=device)
+            for word in (site | _OWN, self.step)
+        )
+        return philox([columns, rows, place, step], (self.seed & _MASK, self.seed >> 32 & _MASK))
+
+
+@cache
+def _table(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """(256, 8): the signs of the bits of a byte."""
+    bits = torch.arange(256).unsqueeze(1) >> torch.arange(8) & 1
+    return (1 - 2 * bits).to(device, dtype)

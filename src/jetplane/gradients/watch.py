@@ -1,0 +1,342 @@
+"""The engine, watched: which operations of a program have parameters, and which depend on them.
+
+Values are of four kinds. *Parameters* are the wanted tensors, their views, and what is made of parameters alone;
+*variable* is what depends on parameters and data; *born* are constants that the program makes; all else is data. An
+operation with a variable argument, or with a parameter and data, is a *node*. Nodes are numbered in order, and the
+numbers are the same in every pass, whether tangents are carried or not.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ..ad import _torch
+from ..ad.interpreter import JetMode
+from ..ad.jet import Operand, PairSet
+from ..ad.locate import call_site
+from ..ad.registry import Kind, Plan, argument_names, plan
+from ..ad.rules.attention import KERNELS
+from ..errors import UnsupportedProgram
+from .parameters import Parameters
+
+__all__ = [
+    "Path",
+    "Phase",
+    "Visit",
+    "WatchMode",
+    "at",
+    "functional",
+    "is_elementwise",
+    "is_random",
+    "outputs",
+    "replaced",
+]
+
+aten = torch.ops.aten
+Path = tuple[int | str, ...]  # of a tensor among an operation's arguments: (0,), (0, 2) in a list, ("weight",)
+
+_PARAMETER, _VARIABLE, _BORN, _DATA = "parameter", "variable", "born", "data"
+_COPIES = (aten.copy_.default, aten.fill_.Tensor)
+_GATHERS = (aten.embedding, aten.index_select, aten.index, aten.gather)
+
+
+@dataclass(frozen=True, eq=False)
+class Visit:
+    """A node that is about to run, or has run."""
+
+    number: int
+    func: Any
+    args: Any
+    kwargs: Any
+    variables: list[tuple[Path, Tensor]]
+    parameters: list[tuple[Path, Tensor]]
+
+
+class Phase(Protocol):
+    """What a pass does at the nodes."""
+
+    def before(self, mode: WatchMode, visit: Visit) -> None: ...
+    def after(self, mode: WatchMode, visit: Visit, out: Any) -> None: ...
+    def parametrised(self, func: Any, args: Any, kwargs: Any, out: Any) -> None: ...
+    def same(self, tensor: Tensor, other: Tensor) -> None: ...
+    def wrote(self, tensor: Tensor) -> None: ...
+    def seen(self, func: Any) -> None: ...
+
+
+class WatchMode(JetMode):
+    """Carries tangents as the engine does, and tells a phase about the nodes."""
+
+    def __init__(self, pairs: PairSet, parameters: Parameters, phase: Phase) -> None:
+        super().__init__(pairs)
+        self._parameters = parameters
+        self._phase = phase
+        self._kinds: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # by storage
+        self._changes: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()  # likewise
+        self._nodes = 0
+        self._quiet = False  # inside a node, whose own operations are not nodes
+        self.frozen = 0  # regions of no_grad that the program is in
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes have run."""
+        return self._nodes
+
+    def origin(self, tensor: Tensor) -> tuple[Any, ...]:
+        """Where a variable tensor comes from: what last touched its memory, and where in it the entries lie."""
+        return self._changes.get(tensor.untyped_storage()), tensor.stride(), int(tensor.storage_offset())
+
+    def inject(self, tensor: Tensor, rows: Tensor) -> None:
+        """Add ``rows`` (K, *S) to the tangents of a value of the program."""
+        tangent = self.jet(tensor).tangent
+        self._overwrite(tensor, rows if tangent is None else tangent + rows, None)
+
+    def tracks(self, tensor: Tensor) -> bool:
+        """Whether ``tensor`` depends on a parameter, whether or not it carries tangents in this pass."""
+        return super().tracks(tensor) or self._kind(tensor) in (_PARAMETER, _VARIABLE)
+
+    def _collect(self, values: Any, found: list[Tensor]) -> None:
+        for value in values:
+            if isinstance(value, Tensor):
+                if super().tracks(value):  # only tangents concern the engine
+                    found.append(value)
+            elif isinstance(value, list | tuple):
+                self._collect(value, found)
+
+    # -- dispatch ---------------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self._quiet:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        self._phase.seen(func)
+        if self.frozen:
+            return self._constant(func, args, kwargs)
+        given = _tensors(args, kwargs)
+        kinds = [self._kind(tensor) for _, tensor in given]
+        if _VARIABLE not in kinds and _PARAMETER not in kinds:
+            out = super().__torch_dispatch__(func, types, args, kwargs)
+            if _DATA not in kinds:
+                self._mark(out, _BORN)
+            return out
+        if func is aten.detach.default:
+            out = super().__torch_dispatch__(func, types, args, kwargs)
+            self._phase.same(out, args[0])
+            return out
+        step = plan(func)
+        inner = step.counterpart if step.kind is Kind.INPLACE and step.counterpart is not None else step
+        if inner.kind is Kind.CONSTANT:
+            out = super().__torch_dispatch__(func, types, args, kwargs)
+            self._note_writes(step, func, args, kwargs)
+            return out
+        if _VARIABLE not in kinds and self._is_parametrisation(func, step, given, kinds):
+            out = func(*args, **kwargs)
+            self._mark(out, _PARAMETER)
+            self._phase.parametrised(func, args, kwargs, out)
+            return out
+        if func in KERNELS and _PARAMETER in kinds:
+            return self._unfused(func, args, kwargs)
+        if inner.kind is Kind.COMPOSITE and func not in _COPIES:
+            return self._decomposed(step, func, types, args, kwargs)
+        return self._visit(func, types, args, kwargs, given, kinds)
+
+    def _constant(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """An operation under no_grad: what it returns, be it a view, does not vary."""
+        out = func(*args, **kwargs)
+        written = self._note_writes(plan(func), func, args, kwargs)
+        for tensor in outputs(out):
+            if self.tracks(tensor) and not any(tensor is one for one in written):
+                self.stop(tensor)
+        return out
+
+    def _note_writes(self, step: Plan, func: Any, args: Any, kwargs: Any) -> list[Tensor]:
+        """A write of constants into memory that may hold something variable."""
+        written = _written(step, func, args, kwargs)
+        for tensor in written:
+            storage = tensor.untyped_storage()
+            if storage in self._changes:
+                node, count = self._changes[storage]
+                self._changes[storage] = node, count + 1
+            self._phase.wrote(tensor)
+        return written
+
+    def _visit(self, func: Any, types: Any, args: Any, kwargs: Any, given: Any, kinds: list[str]) -> Any:
+        by_kind = {
+            kind: [one for one, its in zip(given, kinds, strict=True) if its == kind]
+            for kind in (_VARIABLE, _PARAMETER)
+        }
+        written = _written(plan(func), func, args, kwargs)
+        for tensor in written:
+            if self._parameters.find(tensor) is not None and not self.is_stopped(tensor):
+                raise UnsupportedProgram(
+                    f"{call_site(str(func))} writes into a parameter while its gradient is estimated; expected a "
+                    "program that leaves them alone."
+                )
+        visit = Visit(self._nodes, func, args, kwargs, by_kind[_VARIABLE], by_kind[_PARAMETER])
+        self._phase.before(self, visit)
+        out = self._run(func, types, args, kwargs)
+        self._mark(out, _VARIABLE)
+        for tensor in outputs(out):
+            self._changes[tensor.untyped_storage()] = self._nodes, 0
+        self._nodes += 1
+        self._phase.after(self, visit, out)
+        return out
+
+    def _run(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if func in KERNELS and not self._tracked(args, kwargs) and _drops(func, args, kwargs):
+            # with tangents the weights are dropped outside of the kernel, so they are without them too
+            lifted = [Operand(args[0], None, None), *args[1:]]
+            with self.above():
+                out = plan(func).apply(self.pairs, func, *lifted, **kwargs)  # type: ignore[misc]
+            return self._return(out, args)
+        self._quiet = func in _COPIES  # which the engine may run as a program
+        try:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        finally:
+            self._quiet = False
+
+    def _decomposed(self, step: Plan, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """The nodes of a composite are those of its body."""
+        if step.kind is not Kind.INPLACE:
+            return self._handed_back(self._apply(step, func, args, kwargs, []), args)
+        assert step.counterpart is not None
+        outs = {a.name for a in func._schema.arguments if a.is_out}
+        inputs = {name: value for name, value in kwargs.items() if name not in outs}
+        result = self._handed_back(self._apply(step.counterpart, step.functional, args, inputs, []), args)
+        targets = _written(step, func, args, kwargs)
+        results = list(result) if isinstance(result, tuple | list) else [result]
+        for target, one in zip(targets, results, strict=False):
+            if outs and target.shape != one.shape:
+                target.resize_(one.shape)
+            with self:
+                target.copy_(one)
+        return targets[0] if len(targets) == 1 else tuple(targets)
+
+    def _unfused(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Attention with a parameter among its operands, a learned query or bias: its products one by one."""
+        options = dict(zip(KERNELS[func], args[3:], strict=False)) | kwargs
+        with self.above(), _torch.no_function_modes(), self:
+            out, _ = aten._scaled_dot_product_attention_math(
+                *args[:3],
+                options.get("attn_bias", options.get("attn_mask")),
+                options.get("dropout_p", 0.0),
+                options.get("is_causal", False),
+                scale=options.get("scale"),
+                enable_gqa=args[0].shape[-3] != args[1].shape[-3],
+            )
+        return self._handed_back(out, args), *func(*args, **kwargs)[1:]
+
+    def _handed_back(self, out: Any, args: Any) -> Any:
+        """What the program gets of a composite's results: the same values, if not the same tensors."""
+        result = self._return(out, args)
+        for tensor, other in zip(outputs(result), outputs(out), strict=True):
+            if tensor is not other:
+                self._phase.same(tensor, other)
+        return result
+
+    # -- kinds ------------------------------------------------------------------------------------------------------
+
+    def _kind(self, tensor: Tensor) -> str:
+        if tensor.layout is not torch.strided or (self._stopped and self.is_stopped(tensor)):
+            return _DATA
+        if self._parameters.find(tensor) is not None:
+            return _PARAMETER
+        return self._kinds.get(tensor.untyped_storage(), _DATA)
+
+    def _mark(self, out: Any, kind: str) -> None:
+        for tensor in outputs(out):
+            if self._parameters.find(tensor) is None:
+                differentiable = tensor.is_floating_point()
+                self._kinds[tensor.untyped_storage()] = kind if differentiable or kind == _BORN else _BORN
+
+    def _is_parametrisation(self, func: Any, step: Plan, given: Any, kinds: list[str]) -> bool:
+        """Whether the result is made of parameters alone, or of them and constants that are as good as numbers."""
+        shapes = {tuple(t.shape) for (_, t), kind in zip(given, kinds, strict=True) if kind == _PARAMETER}
+        others = [(t, kind) for (_, t), kind in zip(given, kinds, strict=True) if kind != _PARAMETER]
+        if step.writes:
+            # a write into a constant, or into a parameter itself, is a node
+            first = given[0][1]
+            if kinds[0] != _PARAMETER or self._parameters.find(first) is not None:
+                return False
+        if all(t.ndim == 0 for t, _ in others):
+            return True
+        if is_elementwise(func):
+            return tuple(torch.broadcast_shapes(*(t.shape for _, t in given))) in shapes
+        return func.overloadpacket in _GATHERS and all(kind == _BORN for _, kind in others)
+
+
+def functional(func: Any) -> Any:
+    """The operation that ``func`` is, or that it performs in place."""
+    step = plan(func)
+    return step.functional if step.kind is Kind.INPLACE else func
+
+
+def is_elementwise(func: Any) -> bool:
+    """Whether each entry of the result depends on one entry of each argument, and on nothing drawn at random."""
+    return plan(func).family == "elementwise" and not is_random(func)
+
+
+def is_random(func: Any) -> bool:
+    """Whether the operation draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in func.tags
+
+
+def outputs(out: Any) -> list[Tensor]:
+    """The tensors that an operation returned."""
+    if isinstance(out, Tensor):
+        return [out]
+    return [one for one in out if isinstance(one, Tensor)] if isinstance(out, tuple | list) else []
+
+
+def at(path: Path, args: Any, kwargs: Any) -> Any:
+    """The argument at ``path``."""
+    value: Any = kwargs[path[0]] if isinstance(path[0], str) else args[path[0]]
+    for index in path[1:]:
+        value = value[index]
+    return value
+
+
+def replaced(path: Path, args: Any, kwargs: Any, value: Any) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments with another value at ``path``."""
+    args, kwargs = list(args), dict(kwargs)
+    holder: Any = kwargs if isinstance(path[0], str) else args
+    key: Any = path[0]
+    for index in path[1:]:
+        holder[key] = list(holder[key])
+        holder, key = holder[key], index
+    holder[key] = value
+    return args, kwargs
+
+
+def _tensors(args: Any, kwargs: Any) -> list[tuple[Path, Tensor]]:
+    found: list[tuple[Path, Tensor]] = []
+    for index, value in enumerate(args):
+        _collect_tensors((index,), value, found)
+    for name, value in kwargs.items():
+        _collect_tensors((name,), value, found)
+    return found
+
+
+def _collect_tensors(path: Path, value: Any, found: list[tuple[Path, Tensor]]) -> None:
+    # not a function inside the other: one that calls itself is a cycle, which would keep the tensors alive
+    if isinstance(value, Tensor):
+        found.append((path, value))
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            _collect_tensors((*path, index), item, found)
+
+
+def _written(step: Plan, func: Any, args: Any, kwargs: Any) -> list[Tensor]:
+    if not step.writes:
+        return []
+    bound = dict(zip(argument_names(func), args, strict=False)) | kwargs
+    return [bound[name] for name in step.writes if isinstance(bound.get(name), Tensor)]
+
+
+def _drops(func: Any, args: Any, kwargs: Any) -> bool:
+    options = dict(zip(KERNELS[func], args[3:], strict=False)) | kwargs
+    return bool(options.get("dropout_p", 0.0) > 0)

@@ -1,0 +1,73 @@
+"""The other estimator: tangents of the weights themselves, as FGD uses them. Unbiased, and far noisier."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ..ad.budget import chunk_size_of
+from ..ad.directions import Directions
+from ..ad.jet import Jet, PairSet
+from ..ad.passes import chunks
+from ..ad.perturb import perturb
+from ..ad.replay import Replay
+from ..directions import Gaussian, Plane
+from .parameters import Parameters, accumulate
+from .plans import Width
+from .program import Program
+
+__all__ = ["weight_gradient"]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Some of the rows of some directions."""
+
+    directions: Directions
+    start: int
+    stop: int
+
+    @property
+    def k(self) -> int:
+        return self.stop - self.start
+
+    def rows(self, position: int, like: Tensor, start: int, stop: int) -> Tensor:
+        return self.directions.rows(position, like, self.start + start, self.start + stop)
+
+
+def weight_gradient(
+    parameters: Parameters, program: Program, width: Width, seed: int, step: int | Tensor, allow_unused: bool
+) -> tuple[Tensor, object]:
+    """Add sum_j (v_j . g) v_j / J with normal v_j to every ``.grad``; the losses, and what came with them.
+
+    g is the gradient of the mean loss, v_j . g its slope: J tangents carried by forward passes, some at a time.
+    """
+    samples = width.samples
+    leaves = [leaf.detach() for leaf in parameters.tensors]
+    drawn = Gaussian(samples).draw(Plane(seed, step, 0, leaves, list))
+    devices = [leaf.device for leaf in leaves]
+    named = dict(zip(parameters.names, parameters.tensors, strict=True))
+
+    def run(rows: Sequence[int]) -> tuple[Jet, object]:
+        part = _Part(drawn, rows[0], rows[-1] + 1)
+        with perturb(named, part, pairs="none", allow_unused=allow_unused) as jets:
+            losses, aux = program()
+        return jets.of(losses), aux
+
+    everything = PairSet.none(samples)
+    size = chunk_size_of(width.memory, width.chunk_size, everything, lambda chunk: run(chunk.rows)[0], devices)
+    replay, slopes = Replay(devices), []
+    for chunk in chunks(everything, size):
+        jet, aux = replay.run(partial(run, chunk.rows))
+        slopes.append(jet.tangent.flatten(1).sum(1) / jet.primal.shape[0])
+    weights = torch.cat(slopes) / samples
+    for position, leaf in enumerate(leaves):
+        for start in range(0, samples, size or samples):
+            some = weights[start : start + (size or samples)]
+            rows = drawn.rows(position, leaf, start, start + some.shape[0])
+            accumulate(parameters.tensors[position], torch.tensordot(some.to(rows), rows, dims=1))
+    return jet.primal, aux

@@ -1,0 +1,487 @@
+"""Forward gradients are unbiased, exactly: with every coordinate in turn as the tangent they equal backprop.
+
+The noise u is replaced by J = D rows sqrt(J) e_i, one for each entry i of each site, of which the mean of u u^T is the
+identity as it is in expectation for the real noise. Nothing is left to chance, so equality is to rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
+from torch.utils.checkpoint import checkpoint
+
+import jetplane as jp
+from jetplane.gradients.plan import Site
+
+B = 4
+LABELS = torch.arange(B) % 3
+
+
+class Coordinates:
+    """Every coordinate of every site in turn."""
+
+    def __init__(self, sites: list[Site]) -> None:
+        self._sizes = [site.shape.numel() for site in sites]
+        self.count = sum(self._sizes)
+
+    def rows(self, site: int, start: int, stop: int, like: Tensor) -> Tensor:
+        index = torch.arange(start, stop, device=like.device) - sum(self._sizes[:site])
+        hot = index[:, None] == torch.arange(self._sizes[site], device=like.device)[None, :]
+        return (hot.to(like.dtype) * math.sqrt(self.count)).reshape(stop - start, *like.shape)
+
+
+def check_exact(module: nn.Module, loss_fn: Callable[..., Tensor], *batch: Any, **options: Any) -> list[Site]:
+    """The estimate equals backprop for each parameter; buffers and random state are as after one run."""
+    named = dict(module.named_parameters())
+    module.zero_grad()
+    before = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    start = torch.get_rng_state()
+    losses = loss_fn(*batch)
+    (losses.sum() / losses.shape[0]).backward()
+    wanted = {name: p.grad.clone() for name, p in named.items() if p.grad is not None}
+    after = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    end = torch.get_rng_state()
+    torch.set_rng_state(start)
+    with torch.no_grad():
+        for name, buffer in module.named_buffers():
+            buffer.copy_(before[name])
+    module.zero_grad()
+    with jp.forward_only():
+        sites = jp.ForwardGradient(named, **options).sites(loss_fn, *batch)
+        assert torch.equal(torch.get_rng_state(), start)
+        noise = Coordinates(sites)
+        options = {"samples": max(1, noise.count), "chunk_size": 256, "noise": lambda seed, step: noise} | options
+        loss = jp.ForwardGradient(named, **options)(loss_fn, *batch)
+    assert loss.grad_fn is None and all(p.grad is None or p.grad.grad_fn is None for p in named.values())
+    torch.testing.assert_close(loss, losses.detach().sum() / losses.shape[0])
+    for name, gradient in wanted.items():
+        torch.testing.assert_close(named[name].grad, gradient, rtol=0, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
+    assert torch.equal(torch.get_rng_state(), end)
+    for name, buffer in module.named_buffers():
+        torch.testing.assert_close(buffer, after[name])
+    return sites
+
+
+def normal(*shape: int) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64)
+
+
+# -- the programs -------------------------------------------------------------------------------------------------
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.d = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x).relu()
+        h = (h + self.b(h)).relu()
+        return self.d(h + self.c(h).tanh())
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind: type[nn.RNNBase], batch_first: bool) -> None:
+        super().__init__()
+        self.cells, self.out, self.axis = kind(3, 2, batch_first=batch_first), nn.Linear(2, 3), int(batch_first)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.cells(x)[0].select(self.axis, -1))
+
+
+class Cells(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.gru, self.out = nn.LSTMCell(3, 4), nn.GRUCell(4, 3), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = c = x.new_zeros(len(x), 4)
+        k = x.new_zeros(len(x), 3)
+        for t in range(2):
+            h, c = self.lstm(x[:, t], (h, c))
+            k = self.gru(h, k)
+        return self.out(k)
+
+
+class Tied(nn.Module):
+    """A causal transformer whose output layer is its embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(7, 4), nn.Embedding(3, 4)
+        self.block = nn.TransformerEncoderLayer(4, 2, 6, dropout=0.1, batch_first=True, norm_first=True)
+        self.norm = nn.LayerNorm(4)
+
+    def forward(self, t: Tensor) -> Tensor:
+        h = self.tokens(t) + self.places(torch.arange(t.shape[1]))
+        mask = nn.Transformer.generate_square_subsequent_mask(t.shape[1], dtype=torch.float64)
+        return self.norm(self.block(h, src_mask=mask, is_causal=True)) @ self.tokens.weight.t()
+
+
+class Vision(nn.Module):
+    """A class token, learned places, and a pooled token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch, self.head = nn.Linear(3, 4), nn.Linear(4, 3)
+        self.token, self.places = nn.Parameter(torch.randn(1, 1, 4)), nn.Parameter(torch.randn(1, 4, 4))
+        self.block = nn.TransformerEncoderLayer(4, 2, 5, 0.0, batch_first=True, activation="gelu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.cat([self.token.expand(len(x), -1, -1), self.patch(x)], 1) + self.places
+        return self.head(self.block(h)[:, 0])
+
+
+class Attention(nn.Module):
+    """Padding, dropped attention weights and a learned bias on the scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.bias = nn.Embedding(7, 4, padding_idx=0), nn.Parameter(torch.randn(3, 3))
+        self.attention, self.out = nn.MultiheadAttention(4, 2, dropout=0.2, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, t: Tensor) -> Tensor:
+        h = self.tokens(t)
+        return self.out(self.attention(h, h, h, attn_mask=self.bias, need_weights=False)[0].mean(1))
+
+
+class Latents(nn.Module):
+    """Learned queries and a learned bias, for a fused kernel of attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys, self.values, self.out = nn.Linear(3, 4), nn.Linear(3, 4), nn.Linear(8, 3)
+        self.queries, self.bias = nn.Parameter(torch.randn(2, 4)), nn.Parameter(torch.randn(2, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        queries = self.queries.expand(len(x), 1, 2, 4)
+        keys, values = self.keys(x).unsqueeze(1), self.values(x).unsqueeze(1)
+        attended = F.scaled_dot_product_attention(queries, keys, values)
+        biased = F.scaled_dot_product_attention(keys[:, :, :2], keys, values, attn_mask=self.bias)
+        return self.out((attended + biased).flatten(1))
+
+
+class Adapter(nn.Module):
+    """A weight with a low-rank part and a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.left, self.right = (nn.Parameter(torch.randn(*s)) for s in ((5, 3), (5, 1), (1, 3)))
+        self.out = nn.Linear(5, 3)
+        self.register_buffer("mask", (torch.rand(5, 3) > 0.3).double())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(F.linear(x, (self.w + self.left @ self.right) * self.mask).relu())
+
+
+class Detached(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x).tanh()
+        with torch.no_grad():
+            target, turned = self.c(self.a(x)), self.b.weight.t()
+        gate = self.b(h.detach()).sigmoid()
+        return self.c(h * gate + h.detach() * F.linear(h, self.b.weight.detach()) + h @ turned) + target
+
+
+class InPlace(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(8, 3)
+        self.scale = nn.Parameter(torch.randn(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        h[:, :2] *= 2
+        h[:, 2:].add_(self.scale[2:])
+        joined = x.new_zeros(len(x), 8)
+        joined[:, :4] = h.tanh()
+        joined[:, 4:] = self.b(h)
+        k = joined.clone()
+        k.mul_(self.scale.repeat(2))
+        k += 1
+        return self.c(F.silu(k, inplace=True))
+
+
+class Zeroed(nn.Module):
+    """What a layer made is overwritten by a constant, in part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        h[:, 1:].zero_()
+        return self.b(h.tanh())
+
+
+class Experts(nn.Module):
+    """Samples are routed by their own values, so shapes depend on data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.router, self.out = nn.Linear(3, 4), nn.Linear(4, 2), nn.Linear(4, 3)
+        self.experts = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x).tanh()
+        gates = self.router(h).softmax(1)
+        out = torch.zeros_like(h)
+        for k, expert in enumerate(self.experts):
+            chosen = (gates.argmax(1) == k).nonzero().squeeze(1)
+            out = out.index_add(0, chosen, expert(h[chosen]) * gates[chosen, k : k + 1])
+        return self.out(out)
+
+
+class Mixed(nn.Module):
+    """Samples 0 and 1, and 2 and 3, are coupled, and no others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x).tanh()
+        return self.b(0.7 * h + 0.3 * h[torch.tensor([1, 0, 3, 2])])
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = checkpoint(self.a, x, use_reentrant=False).tanh()
+        return self.c(checkpoint(self.b, h, use_reentrant=True).tanh())
+
+
+class Bilinear(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Bilinear(3, 2, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.a(x[:, :3], x[:, 3:]).tanh())
+
+
+class Bags(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bags, self.out = nn.EmbeddingBag(6, 4, mode="mean"), nn.Linear(4, 3)
+
+    def forward(self, t: Tensor) -> Tensor:
+        return self.out(self.bags(t).tanh())
+
+
+@dataclass(frozen=True)
+class Case:
+    """A classifier and its input."""
+
+    name: str
+    model: Callable[[], nn.Module]
+    data: Callable[[], Tensor]
+    coupled: bool = False
+
+
+CASES = [
+    Case(
+        "cnn",
+        lambda: nn.Sequential(
+            *(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(inplace=True), nn.AvgPool2d(2)),
+            *(nn.Flatten(), nn.Linear(4, 5), nn.LeakyReLU(), nn.Linear(5, 3)),
+        ),
+        lambda: normal(B, 1, 7, 7),
+    ),
+    Case("residual", Residual, lambda: normal(B, 4)),
+    Case(
+        "batch norm in training",
+        lambda: nn.Sequential(
+            *(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU()),
+            *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 3)),
+        ),
+        lambda: normal(B, 1, 6, 6),
+        coupled=True,
+    ),
+    Case(
+        "batch norm in evaluation",
+        lambda: nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3)).eval(),
+        lambda: normal(B, 4),
+    ),
+    Case(
+        "dropout",
+        lambda: nn.Sequential(
+            nn.Linear(4, 6), nn.ReLU(), nn.Dropout(0.5), nn.Linear(6, 5), nn.Dropout(0.3), nn.Linear(5, 3)
+        ),
+        lambda: normal(B, 4),
+    ),
+    Case(
+        "leaky, gelu and layer norm",
+        lambda: nn.Sequential(
+            *(nn.Linear(4, 6), nn.LayerNorm(6), nn.GELU(), nn.Linear(6, 5), nn.LayerNorm(5), nn.LeakyReLU()),
+            nn.Linear(5, 3),
+        ),
+        lambda: normal(B, 4),
+    ),
+    Case(
+        "one-dimensional",
+        lambda: nn.Sequential(
+            *(nn.Conv1d(2, 4, 3), nn.GroupNorm(2, 4), nn.PReLU(), nn.ConvTranspose1d(4, 3, 3), nn.ReLU6()),
+            *(nn.MaxPool1d(2), nn.Flatten(), nn.Linear(9, 3)),
+        ),
+        lambda: normal(B, 2, 6),
+    ),
+    Case(
+        "root mean square norm",
+        lambda: nn.Sequential(
+            nn.Linear(3, 4), nn.RMSNorm(4), nn.SiLU(), nn.Linear(4, 4, bias=False), nn.Softplus(), nn.Linear(4, 3)
+        ),
+        lambda: normal(B, 3),
+    ),
+    Case("lstm, sequence first", lambda: Recurrent(nn.LSTM, False), lambda: normal(3, B, 3)),
+    Case("lstm, batch first", lambda: Recurrent(nn.LSTM, True), lambda: normal(B, 3, 3)),
+    Case("gru", lambda: Recurrent(nn.GRU, True), lambda: normal(B, 3, 3)),
+    Case("rnn, as long as the batch", lambda: Recurrent(nn.RNN, False), lambda: normal(B, B, 3)),
+    Case("cells", Cells, lambda: normal(B, 2, 3)),
+    Case(
+        "weight norm",
+        lambda: nn.Sequential(weight_norm(nn.Linear(4, 5)), nn.ReLU(), weight_norm(nn.Linear(5, 3))),
+        lambda: normal(B, 4),
+    ),
+    Case(
+        "spectral norm",
+        lambda: nn.Sequential(spectral_norm(nn.Linear(4, 3)), nn.ReLU(), nn.Linear(3, 3)),
+        lambda: normal(B, 4),
+        coupled=True,  # the weight itself is what noise is added to
+    ),
+    Case("adapter", Adapter, lambda: normal(B, 3)),
+    Case("vision transformer", Vision, lambda: normal(B, 3, 3)),
+    Case("attention", Attention, lambda: torch.randint(0, 7, (B, 3))),
+    Case("learned queries", Latents, lambda: normal(B, 5, 3)),
+    Case("bags", Bags, lambda: torch.randint(0, 6, (B, 3))),
+    Case("bilinear", Bilinear, lambda: normal(B, 5)),
+    Case("detached", Detached, lambda: normal(B, 3)),
+    Case("in place", InPlace, lambda: normal(B, 3)),
+    Case("zeroed", Zeroed, lambda: normal(B, 3)),
+    Case("experts", Experts, lambda: normal(B, 3), coupled=True),
+    Case("coupled in pairs", Mixed, lambda: normal(B, 3), coupled=True),
+    Case("checkpointed", Checkpointed, lambda: normal(B, 3).requires_grad_()),
+    Case(
+        "as wide as the batch", lambda: nn.Sequential(nn.Linear(B, B), nn.Tanh(), nn.Linear(B, 3)), lambda: normal(B, B)
+    ),
+    Case("logistic regression", lambda: nn.Linear(5, 3), lambda: normal(B, 5)),
+]
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")  # of a checkpoint, rightly
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_estimate_with_all_coordinates_is_the_gradient(case: Case) -> None:
+    model = case.model().double()
+    sites = check_exact(model, lambda x, y: F.cross_entropy(model(x), y, reduction="none"), case.data(), LABELS)
+    assert any(site.coupled for site in sites) == case.coupled
+
+
+TOKENS = torch.randint(0, 7, (3, 4), generator=torch.Generator().manual_seed(1))
+
+
+def test_tied_causal_transformer_with_a_loss_for_each_token() -> None:
+    model = Tied().double()
+
+    def losses(t: Tensor) -> Tensor:  # (B, T)
+        return F.cross_entropy(model(t[:, :-1]).transpose(1, 2), t[:, 1:], reduction="none")
+
+    sites = check_exact(model, losses, TOKENS)
+    assert not any(site.coupled for site in sites)  # samples are told apart, although B = T = 3
+    # losses (B T,) of tokens that depend on each other are coupled
+    sites = check_exact(model, lambda t: losses(t).flatten(), TOKENS)
+    assert all(site.coupled for site in sites)
+
+
+LOSSES = [
+    lambda z, y: F.mse_loss(z, y, reduction="none"),
+    lambda z, y: F.huber_loss(z, y, reduction="none"),
+    lambda z, y: F.l1_loss(z, y, reduction="none").sum(1),
+    lambda z, y: F.binary_cross_entropy_with_logits(z, y, reduction="none").mean(1),
+    lambda z, y: F.binary_cross_entropy(z.sigmoid(), y, reduction="none"),
+    lambda z, y: F.cross_entropy(z, y.softmax(1), reduction="none"),
+    lambda z, y: F.cross_entropy(z, y.argmax(1), reduction="none", label_smoothing=0.1),
+    lambda z, y: F.nll_loss(z.log_softmax(1), y.argmax(1), reduction="none"),
+    lambda z, y: F.kl_div(z.log_softmax(1), y.softmax(1), reduction="none").sum(1),
+    lambda z, y: -z.softmax(1).gather(1, y.argmax(1, keepdim=True)).squeeze(1),
+    lambda z, y: z.logsumexp(1) - z[:, 0],
+]
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=range(len(LOSSES)))
+def test_losses_get_an_exact_derivative(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+    # one layer, and behind it the loss: no noise at all
+    model = nn.Linear(5, 4).double()
+    assert check_exact(model, lambda x, y: loss(model(x), y), normal(B, 5), torch.rand(B, 4, dtype=torch.float64)) == []
+
+
+def test_other_programs() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4)).double()
+    x = normal(B, 3)
+
+    def contrastive(x: Tensor) -> Tensor:
+        z = F.normalize(model(x), dim=1)
+        return F.cross_entropy(z @ z.T / 0.5, torch.arange(B).roll(1), reduction="none")
+
+    assert all(site.coupled for site in check_exact(model, contrastive, x))
+    decayed = check_exact(
+        model, lambda x: model(x).square().sum(1) + sum(p.square().sum() for p in model.parameters()), x
+    )
+    assert len(decayed) == 1
+    check_exact(model, lambda: model(x).square())  # data from outside, and losses (B, ...)
+    check_exact(model, lambda x: model(x.T.contiguous().T).square().sum(1)[:1], x)  # one sample's loss
+
+
+def test_derivatives_by_data_inside_the_program() -> None:
+    # the residual of a differential equation: jets inside, noise outside
+    net = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1, bias=False)).double()
+
+    def residual(x: Tensor) -> Tensor:
+        return (jp.laplacian(lambda x: net(x).squeeze(-1), x, batch_ndim=1) + 1).square()
+
+    check_exact(net, residual, normal(3, 2))
+
+
+def test_latent_variables_and_segmentation() -> None:
+    class Autoencoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.e, self.mean, self.spread, self.d = nn.Linear(3, 4), nn.Linear(4, 2), nn.Linear(4, 2), nn.Linear(2, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.e(x).tanh()
+            mean, spread = self.mean(h), self.spread(h)
+            z = mean + torch.randn_like(mean) * (spread / 2).exp()
+            return (self.d(z) - x).square().sum(1) - 0.5 * (1 + spread - mean**2 - spread.exp()).sum(1)
+
+    class Segmentation(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = nn.Conv2d(1, 2, 3, padding=1), nn.Conv2d(2, 2, 3, padding=1), nn.Conv2d(4, 2, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.a(x).relu()
+            up = F.interpolate(self.b(F.max_pool2d(h, 2)), scale_factor=2, mode="bilinear")
+            return self.c(torch.cat([h, up], 1))
+
+    model = Autoencoder().double()
+    check_exact(model, model, normal(B, 3))
+    net = Segmentation().double()
+    labels = torch.randint(0, 2, (2, 4, 4))
+    check_exact(net, lambda x, y: F.cross_entropy(net(x), y, reduction="none"), normal(2, 1, 4, 4), labels)
