@@ -1,6 +1,7 @@
 """Optimizers that search a plane: directions x curvature x solver, with the manners of torch.optim."""
 
 from .acceptance import Acceptance
+from .horizon import HorizonAdam, HorizonReport
 from .hyperplane import HyperplaneSearch
 from .minimize import minimize
 from .named import FGD, FoMoH, FoMoHBP, FoMoHKD, GaussNewtonSearch, Newton
@@ -15,6 +16,8 @@ __all__ = [
     "FoMoHBP",
     "FoMoHKD",
     "GaussNewtonSearch",
+    "HorizonAdam",
+    "HorizonReport",
     "HyperplaneSearch",
     "Newton",
     "Report",

@@ -1,0 +1,275 @@
+"""Adam on forward gradients whose step length follows the curvature along the path it has taken."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..gradients import ForwardGradient
+from ..solvers import Status
+from .path import Path
+
+__all__ = ["HorizonAdam", "HorizonReport"]
+
+_GAIN = 2.0  # e-foldings of the rate within a horizon, at most
+_SHORTEST = 20.0  # steps: horizon at the start
+_SHARE = 0.25  # of all steps: horizon later on
+_CAUTIOUS = 1e-3  # of the step that is best on the first batch, which is far too long for a noisy direction
+_COUNT, _RATE, _LEAD = range(3)
+
+
+class HorizonReport(NamedTuple):
+    """The last step. Its numbers may still be under way on the device."""
+
+    loss: Tensor  # (), before the step
+    rate: Tensor  # (): the length of a step, in units of Adam's direction
+    lead: Tensor  # (): best step along the path from its trailing mean to here, in units of it; below 0: overshot
+    taken: Tensor  # (): whether the parameters were moved; loss and gradient must be finite
+    aux: Any = None  # what the function returned beside the losses
+
+    @property
+    def status(self) -> Status:
+        """OK, or why the parameters were not moved."""
+        return Status.OK if bool(self.taken) else Status.NONFINITE
+
+
+class HorizonAdam(torch.optim.Optimizer):
+    r"""Adam on forward gradients, without a learning rate or a schedule to choose.
+
+    ``step(loss_fn, *batch)``, where ``loss_fn`` returns one loss for each sample (B,). The gradient is estimated by
+    ``samples`` activation tangents (:class:`jetplane.ForwardGradient`), and shaped as Adam's: d. How far to go is
+    measured: with theta_H the mean of the parameters over a trailing horizon of H steps, and m = theta - theta_H,
+
+        lead = -(m . grad f) / (m^T G m),
+
+    the best step along m from here in units of m, by the Gauss-Newton curvature G of the batch at hand, or by the loss
+    at theta_H where that is more curved. While it is positive the path has not gone far enough, and the rate grows by
+    exp(2 lead / H) a step; below -1/2 the trailing mean is a better place than theta, which has overshot or is mostly
+    noise, and the rate shrinks alike. A single step cannot tell that: its own best length is that of a greedy step
+    along a noisy direction. H grows with the number of steps, so the rate can change fast early and settles late.
+
+    ``eval()`` puts the average of the parameters, in which late steps weigh most, into the model, and ``train()`` the
+    parameters back: the average does what a decaying rate would. :meth:`averaged` is the same as a context.
+
+    ``lr`` multiplies the rate (for schedulers), ``every`` is the number of steps between two measurements, and
+    ``weight_decay`` is decoupled. A step whose loss or gradient is not finite leaves everything as it is.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+        >>> x = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+        >>> y = x.prod(1, keepdim=True).tanh()
+        >>> opt = HorizonAdam(model.parameters())
+        >>> loss_fn = lambda x, y: torch.nn.functional.mse_loss(model(x), y, reduction="none").mean(1)
+        >>> losses = [float(opt.step(loss_fn, x, y)) for _ in range(200)]
+        >>> assert losses[-1] < 0.8 * losses[0]
+        >>> with opt.averaged():
+        ...     loss = loss_fn(x, y).mean()
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        samples: int = 8,
+        *,
+        lr: float = 1.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        every: int = 4,
+        power: float = 8.0,
+        seed: int = 0,
+        capturable: bool = False,
+        **options: Any,
+    ) -> None:
+        for name, value, low, high in (
+            ("lr", lr, 0.0, math.inf),
+            ("betas[0]", betas[0], 0.0, 1.0),
+            ("betas[1]", betas[1], 0.0, 1.0),
+            ("eps", eps, 0.0, math.inf),
+            ("weight_decay", weight_decay, 0.0, math.inf),
+            ("power", power, 0.0, math.inf),
+        ):
+            if not low <= value < high:
+                expected = f"a number from {low:g}, below {high:g}" if math.isfinite(high) else "a finite number from 0"
+                raise ValueError(f"{name} is {value!r}; expected {expected}.")
+        if not isinstance(every, int) or isinstance(every, bool) or every < 1:
+            raise ValueError(f"every is {every!r}; expected a positive whole number of steps.")
+        self.every, self.power, self.betas, self.eps = every, power, betas, eps
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
+        self._leaves = [leaf for group in self.param_groups for leaf in group["params"] if leaf.requires_grad]
+        if not self._leaves:
+            raise ValueError("no parameter requires grad; expected at least one that can move.")
+        self.estimate = ForwardGradient(self._leaves, samples, seed=seed, capturable=capturable, **options)
+        self._path = Path(self._leaves)
+        self._calls = 0
+        self._numbers = torch.zeros(3, dtype=torch.float64, device=self._leaves[0].device)
+        self._report: HorizonReport | None = None
+        self._evaluating = False
+        for leaf in self._leaves:
+            start = leaf.detach()
+            zeros = torch.zeros_like(start)
+            self.state[leaf] = {
+                "exp_avg": zeros,
+                "exp_avg_sq": zeros.clone(),
+                "trail": start.clone(),
+                "average": start.clone(),
+            }
+
+    # -- the surface ------------------------------------------------------------------------------------------------
+
+    @property
+    def report(self) -> HorizonReport:
+        """What the last step found and did."""
+        if self._report is None:
+            raise RuntimeError("there is no report before the first step; expected a call of step.")
+        return self._report
+
+    @property
+    def measures(self) -> bool:
+        """Whether the next step measures the curvature along the path."""
+        return self._calls % self.every == 0 and self._calls > 0
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Groups are given to the constructor: the average and the path are those of all parameters."""
+        if hasattr(self, "estimate"):
+            raise RuntimeError("the parameters of HorizonAdam are fixed; expected all groups in the constructor.")
+        super().add_param_group(param_group)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None, *batch: Any, has_aux: bool = False) -> Tensor:  # type: ignore[override]
+        """Take one step, and return the mean loss before it."""
+        if not callable(closure):
+            name = type(closure).__name__
+            raise TypeError(f"step got {name}; expected a function that returns the losses of a batch's samples.")
+        if self._evaluating:
+            raise RuntimeError("the averaged parameters are in the model; expected a call of train() before a step.")
+        self.zero_grad(set_to_none=False)
+        capturing = self._numbers.is_cuda and torch.cuda.is_current_stream_capturing()
+        losses = partial(_losses, closure, batch, has_aux)
+        lead = self._lead(losses, capturing) if self.measures else None
+        out = self.estimate(closure, *batch, has_aux=has_aux)
+        loss, aux = out if has_aux else (out, None)
+        grads = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in self._leaves]
+        taken = torch.isfinite(loss) & torch.stack([torch.isfinite(grad).all() for grad in grads]).all()
+        self._numbers[_COUNT] += taken
+        directions = self._directions(grads, taken)
+        if self._calls == 0:
+            self._numbers[_RATE] = self._first_rate(losses, directions, capturing)
+        elif lead is not None:
+            self._follow(lead)
+        self._move(directions, taken)
+        self._calls += 1
+        _, rate, led = self._numbers.unbind()
+        self._report = HorizonReport(loss, rate.clone(), led.clone(), taken, aux)
+        return loss
+
+    @torch.no_grad()
+    def eval(self) -> None:
+        """Put the averaged parameters into the model."""
+        if not self._evaluating:
+            self._swap()
+
+    @torch.no_grad()
+    def train(self) -> None:
+        """Put the parameters that are trained back."""
+        if self._evaluating:
+            self._swap()
+
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """The averaged parameters in the model, inside."""
+        before = self._evaluating
+        self.eval()
+        try:
+            yield
+        finally:
+            if not before:
+                self.train()
+
+    def state_dict(self) -> dict[str, Any]:
+        """torch's, with the numbers of the path and the state of the estimate."""
+        count, rate, lead = self._numbers.tolist()
+        path = {"calls": self._calls, "count": count, "rate": rate, "lead": lead, "evaluating": self._evaluating}
+        return {**super().state_dict(), "path": path, "estimate": self.estimate.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from what `state_dict` gave."""
+        missing = [name for name in ("path", "estimate") if name not in state_dict]
+        if missing:
+            raise ValueError(f"the state has no {missing[0]!r}; expected one that HorizonAdam.state_dict gave.")
+        super().load_state_dict({name: state_dict[name] for name in ("state", "param_groups")})
+        path = state_dict["path"]
+        self._calls, self._evaluating = path["calls"], path["evaluating"]
+        self._numbers.copy_(torch.tensor([path["count"], path["rate"], path["lead"]], dtype=torch.float64))
+        self.estimate.load_state_dict(state_dict["estimate"])
+
+    # -- one step ---------------------------------------------------------------------------------------------------
+
+    def _directions(self, grads: list[Tensor], taken: Tensor) -> list[Tensor]:
+        """Adam's directions, downhill."""
+        first, second = self.betas
+        count = self._numbers[_COUNT]
+        scales = 1 - first**count, (1 - second**count).sqrt()
+        directions = []
+        for leaf, grad in zip(self._leaves, grads, strict=True):
+            state = self.state[leaf]
+            mean, square = state["exp_avg"], state["exp_avg_sq"]
+            mean.copy_(torch.where(taken, torch.lerp(mean, grad, 1 - first), mean))
+            square.copy_(torch.where(taken, torch.lerp(square, grad * grad, 1 - second), square))
+            size = square.sqrt() / scales[1].to(square) + self.eps
+            directions.append(-(mean / scales[0].to(mean)) / size)
+        return directions
+
+    def _lead(self, losses: Callable[[], Tensor], capturing: bool) -> Tensor:
+        path = [leaf - self.state[leaf]["trail"] for leaf in self._leaves]
+        return self._path.along(losses, path, back=True, capturing=capturing).best
+
+    def _follow(self, lead: Tensor) -> None:
+        horizon = torch.clamp_min(_SHARE * self._numbers[_COUNT], _SHORTEST)
+        urge = torch.where(lead > 0, lead.clamp_max(1), (lead + 0.5).clamp(-1, 0))
+        urge = torch.where(torch.isfinite(lead), urge, -1.0)
+        self._numbers[_RATE] *= torch.exp(_GAIN * self.every / horizon * urge)
+        self._numbers[_LEAD] = lead
+
+    def _first_rate(self, losses: Callable[[], Tensor], directions: list[Tensor], capturing: bool) -> Tensor:
+        best = self._path.along(losses, directions, capturing=capturing).best
+        size = torch.stack([leaf.abs().mean(dtype=torch.float64) for leaf in self._leaves]).mean()
+        # where the batch has no best step along this direction: one that changes the parameters by little
+        return torch.where(torch.isfinite(best) & (best > 0), _CAUTIOUS * best, 1e-4 * size + 1e-8)
+
+    def _move(self, directions: list[Tensor], taken: Tensor) -> None:
+        count, rate, _ = self._numbers
+        horizon = torch.minimum(torch.clamp_min(_SHARE * count, _SHORTEST), count + 1)
+        weight = self.power / (count + self.power) if self.power else torch.ones_like(count)
+        moves = dict(zip(self._leaves, directions, strict=True))
+        for group in self.param_groups:
+            length = group["lr"] * rate
+            for leaf in group["params"]:
+                if leaf not in moves:
+                    continue
+                state = self.state[leaf]
+                moved = leaf * (1 - length * group["weight_decay"]).to(leaf) + length.to(leaf) * moves[leaf]
+                leaf.copy_(torch.where(taken, moved, leaf))
+                for name, share in (("trail", 1 / horizon), ("average", weight)):
+                    mean = state[name]
+                    mean.copy_(torch.where(taken, mean + share.to(mean) * (leaf - mean), mean))
+
+    def _swap(self) -> None:
+        for leaf in self._leaves:
+            average = self.state[leaf]["average"]
+            kept = leaf.clone()
+            leaf.copy_(average)
+            average.copy_(kept)
+        self._evaluating = not self._evaluating
+
+
+def _losses(closure: Callable[..., Any], batch: tuple[Any, ...], has_aux: bool) -> Tensor:
+    out = closure(*batch)
+    losses: Tensor = out[0] if has_aux else out
+    return losses if losses.ndim == 1 else losses.flatten(1).sum(1)

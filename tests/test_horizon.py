@@ -1,0 +1,228 @@
+"""HorizonAdam: how its rate follows the path, and the manners of torch.optim."""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import jetplane as jp
+from jetplane.optim import HorizonAdam
+from jetplane.optim.path import Path
+from jetplane.solvers import Status
+
+F64 = torch.float64
+
+
+def data(count: int = 128) -> tuple[Tensor, Tensor]:
+    """Three classes that a line does not part."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(count, 4, generator=generator)
+    return x, (x[:, 0] * x[:, 1] > 0).long() + (x[:, 2] > 1).long()
+
+
+def net(seed: int = 0, **more: Any) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 3)).to(**more)
+
+
+def losses_of(model: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda x, y: F.cross_entropy(model(x), y, reduction="none")
+
+
+def test_it_trains_under_the_guard() -> None:
+    model, (x, y) = net(), data()
+    opt = HorizonAdam(model.parameters())
+    with jp.forward_only():
+        losses = [float(opt.step(losses_of(model), x, y)) for _ in range(250)]
+    assert losses[-1] < 0.5 * losses[0]
+    assert opt.report.status is Status.OK and float(opt.report.rate) > 0
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1e3])
+def test_the_rate_finds_the_scale_of_the_parameters(scale: float) -> None:
+    """The same network in other units takes the same path: no rate has to be chosen."""
+    paths = []
+    for factor in (1.0, scale):
+        weight = torch.zeros(4, dtype=F64, requires_grad=True)
+        x = torch.randn(64, 4, dtype=F64, generator=torch.Generator().manual_seed(1))
+        target = x @ torch.tensor([1.0, -2.0, 0.5, 0.0], dtype=F64)
+        opt = HorizonAdam([weight], samples=1, eps=0.0)
+
+        def loss_fn(x: Tensor, y: Tensor, weight: Tensor = weight, factor: float = factor) -> Tensor:
+            return F.mse_loss(x @ (weight / factor), y, reduction="none")
+
+        paths.append(torch.stack([opt.step(loss_fn, x, target) for _ in range(40)]))
+    torch.testing.assert_close(paths[0], paths[1], rtol=1e-6, atol=0)
+
+
+def test_the_rate_grows_on_a_slope_and_shrinks_where_the_path_has_overshot() -> None:
+    weight = torch.zeros(3, dtype=F64, requires_grad=True)
+    ones, far = torch.ones(8, 3, dtype=F64), torch.full((8, 3), 1e3, dtype=F64)
+    opt = HorizonAdam([weight], samples=1)
+
+    def loss_fn(ones: Tensor, far: Tensor) -> Tensor:
+        return F.mse_loss(ones * weight, far, reduction="none").sum(1)
+
+    rates = []
+    for _ in range(60):
+        opt.step(loss_fn, ones, far)
+        rates.append(float(opt.report.rate))
+    assert float(opt.report.lead) > 0 and rates[-1] > 10 * rates[0]
+    before = rates[-1]
+    for _ in range(20):  # now the path leads away from the minimum
+        opt.step(loss_fn, ones, -far)
+    assert float(opt.report.lead) < -0.5 and float(opt.report.rate) < before
+
+
+def test_the_path_is_measured_exactly_and_leaves_no_trace() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3)).double()
+    x, y = data()
+    x, leaves = x.double(), list(model.parameters())
+    direction = [torch.randn_like(leaf) for leaf in leaves]
+    before = copy.deepcopy(model.state_dict())
+    torch.manual_seed(3)
+    random = torch.get_rng_state()
+    found = Path(leaves).along(lambda: losses_of(model)(x, y), direction, back=True)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
+
+    torch.manual_seed(3)
+    loss = losses_of(model)(x, y).mean()
+    grads = torch.autograd.grad(loss, leaves)
+    slope = sum((g * d).sum() for g, d in zip(grads, direction, strict=True))
+    with torch.no_grad():
+        for leaf, part in zip(leaves, direction, strict=True):
+            leaf -= part
+    torch.manual_seed(3)
+    other = losses_of(model)(x, y).mean().detach()
+    torch.testing.assert_close(found.slope, slope)
+    torch.testing.assert_close(found.back, (2 * (other - loss.detach() + slope)).clamp_min(0))
+    torch.testing.assert_close(found.best, -slope / torch.maximum(found.curvature, found.back))
+
+
+def test_a_loss_of_ones_own_takes_the_exact_curvature() -> None:
+    weight = torch.tensor([1.0, 2.0], dtype=F64, requires_grad=True)
+    x = torch.eye(2, dtype=F64)
+    path = Path([weight])
+    with pytest.warns(UserWarning, match="The exact curvature is taken instead"):
+        found = path.along(lambda: (x @ weight) ** 4, [torch.ones(2, dtype=F64)])
+    torch.testing.assert_close(found.slope, (4 * weight**3).mean().detach())
+    torch.testing.assert_close(found.curvature, (12 * weight**2).mean().detach())
+
+
+def test_the_average_is_where_the_model_is_evaluated() -> None:
+    model, (x, y) = net(), data()
+    opt = HorizonAdam(model.parameters(), samples=2, power=8.0)
+    weight = model[0].weight
+    expected = weight.detach().clone()
+    for count in range(1, 6):
+        opt.step(losses_of(model), x, y)
+        expected += 8 / (count + 8) * (weight.detach() - expected)
+    trained = weight.detach().clone()
+    with opt.averaged():
+        torch.testing.assert_close(weight.detach(), expected)
+        opt.eval()  # again is no harm
+        with pytest.raises(RuntimeError, match=r"^the averaged parameters are in the model; expected a call of train"):
+            opt.step(losses_of(model), x, y)
+    assert torch.equal(weight.detach(), trained)
+    opt.eval()
+    with opt.averaged():
+        pass
+    torch.testing.assert_close(weight.detach(), expected)  # as it was before
+    opt.train()
+    assert torch.equal(weight.detach(), trained)
+
+
+def test_a_step_that_is_not_finite_changes_nothing() -> None:
+    model, (x, y) = net(), data()
+    opt = HorizonAdam(model.parameters(), samples=2)
+    for _ in range(3):
+        opt.step(losses_of(model), x, y)
+    before, state = copy.deepcopy(model.state_dict()), copy.deepcopy(opt.state_dict())
+    opt.step(losses_of(model), x * math.nan, y)
+    assert opt.report.status is Status.NONFINITE
+    assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
+    after = opt.state_dict()
+    for number, parts in state["state"].items():
+        assert all(torch.equal(after["state"][number][name], part) for name, part in parts.items())
+    assert after["path"]["count"] == 3 and after["path"]["rate"] == state["path"]["rate"]
+    opt.step(losses_of(model), x, y)
+    assert opt.report.status is Status.OK
+
+
+def test_a_run_that_is_resumed_is_the_run_that_was_not() -> None:
+    x, y = data()
+    whole, part, rest = net(1), net(1), net(2)
+    opt = HorizonAdam(whole.parameters(), samples=2, every=3, weight_decay=0.1)
+    for _ in range(12):
+        opt.step(losses_of(whole), x, y)
+    first = HorizonAdam(part.parameters(), samples=2, every=3, weight_decay=0.1)
+    for _ in range(5):
+        first.step(losses_of(part), x, y)
+    rest.load_state_dict(part.state_dict())
+    second = HorizonAdam(rest.parameters(), samples=2, every=3, weight_decay=0.1)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    for _ in range(7):
+        second.step(losses_of(rest), x, y)
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), rest.parameters(), strict=True))
+    assert float(second.report.rate) == float(opt.report.rate)
+
+
+def test_groups_and_schedulers() -> None:
+    model, (x, y) = net(), data()
+    opt = HorizonAdam([{"params": model[0].parameters(), "lr": 0.0}, {"params": model[2].parameters()}], samples=2)
+    schedule = torch.optim.lr_scheduler.LambdaLR(opt, lambda epoch: 1.0)
+    before = copy.deepcopy(model.state_dict())
+    opt.step(losses_of(model), x, y)
+    schedule.step()
+    after = model.state_dict()
+    assert torch.equal(before["0.weight"], after["0.weight"]) and not torch.equal(before["2.weight"], after["2.weight"])
+    with pytest.raises(RuntimeError, match=r"^the parameters of HorizonAdam are fixed; expected all groups in the"):
+        opt.add_param_group({"params": [torch.zeros(1, requires_grad=True)]})
+
+
+def test_parameters_that_do_not_move_stay() -> None:
+    model, (x, y) = net(), data()
+    model[0].requires_grad_(False)
+    before = model[0].weight.clone()
+    opt = HorizonAdam(model.parameters(), samples=2)
+    loss, aux = opt.step(lambda x, y: (losses_of(model)(x, y), "seen"), x, y, has_aux=True), opt.report.aux
+    assert torch.equal(model[0].weight, before) and aux == "seen" and loss.ndim == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lr": -1.0}, "lr is -1.0; expected a finite number from 0."),
+        ({"lr": math.nan}, "lr is nan; expected a finite number from 0."),
+        ({"betas": (1.0, 0.9)}, "betas[0] is 1.0; expected a number from 0, below 1."),
+        ({"betas": (0.9, -0.1)}, "betas[1] is -0.1; expected a number from 0, below 1."),
+        ({"every": 0}, "every is 0; expected a positive whole number of steps."),
+        ({"every": 1.5}, "every is 1.5; expected a positive whole number of steps."),
+        ({"power": -1.0}, "power is -1.0; expected a finite number from 0."),
+        ({"samples": 0}, "samples is 0; expected a positive whole number."),
+    ],
+)
+def test_bad_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match="^" + re.escape(message)):
+        HorizonAdam(net().parameters(), **options)
+
+
+def test_bad_calls() -> None:
+    opt = HorizonAdam(net().parameters())
+    with pytest.raises(RuntimeError, match=r"^there is no report before the first step; expected a call of step\."):
+        _ = opt.report
+    with pytest.raises(TypeError, match=r"^step got NoneType; expected a function that returns the losses"):
+        opt.step()
+    with pytest.raises(ValueError, match=r"^the state has no 'path'; expected one that HorizonAdam\.state_dict gave\."):
+        opt.load_state_dict({"state": {}, "param_groups": []})
+    with pytest.raises(ValueError, match=r"^no parameter requires grad; expected at least one that can move\."):
+        HorizonAdam([torch.zeros(1)])
