@@ -72,10 +72,10 @@ def test_the_rate_grows_on_a_slope_and_shrinks_where_the_path_has_overshot() -> 
         return F.mse_loss(ones * weight, far, reduction="none").sum(1)
 
     rates = []
-    for _ in range(60):
+    for _ in range(24):
         opt.step(loss_fn, ones, far)
         rates.append(float(opt.report.rate))
-    assert float(opt.report.lead) > 0 and rates[-1] > 10 * rates[0]
+    assert float(opt.report.lead) > 0 and rates[-1] > 5 * rates[0]
     before = rates[-1]
     for _ in range(20):  # now the path leads away from the minimum
         opt.step(loss_fn, ones, -far)
