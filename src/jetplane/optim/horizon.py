@@ -20,7 +20,7 @@ __all__ = ["HorizonAdam", "HorizonReport"]
 _GAIN = 2.0  # e-foldings of the rate within a horizon, at most
 _SHORTEST = 20.0  # steps: horizon at the start
 _SHARE = 0.25  # of all steps: horizon later on
-_CAUTIOUS = 1e-3  # of the step that is best on the first batch, which is far too long for a noisy direction
+_CAUTIOUS = 1e-2  # of the step that is best on the first batch, which is far too long for a noisy direction
 _COUNT, _RATE, _LEAD = range(3)
 
 
@@ -129,6 +129,15 @@ class HorizonAdam(torch.optim.Optimizer):
         if self._report is None:
             raise RuntimeError("there is no report before the first step; expected a call of step.")
         return self._report
+
+    @property
+    def calls(self) -> int:
+        """How many steps there were. Those of a replayed CUDA graph are not seen: who replays one sets it."""
+        return self._calls
+
+    @calls.setter
+    def calls(self, value: int) -> None:
+        self._calls = value
 
     @property
     def measures(self) -> bool:

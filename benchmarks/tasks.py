@@ -1,0 +1,218 @@
+"""HorizonAdam as shipped beside backprop with Adam, on small tasks that it was not made for.
+
+    python benchmarks/tasks.py --out benchmarks/results/tasks_cpu.json
+
+Backprop has a cosine schedule and the best one of several learning rates, chosen on the very scores that are shown: a
+rival that is flattered. HorizonAdam has no learning rate and no schedule, runs once with its defaults, under
+`jetplane.forward_only()`, and is evaluated at its averaged parameters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import os
+import platform
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import jetplane as jp
+from jetplane.experiments import data
+from jetplane.optim import HorizonAdam
+
+RATES = (1e-3, 3e-3, 1e-2, 3e-2)  # of backprop
+
+
+class Task(NamedTuple):
+    """A model, its data, and what is counted."""
+
+    model: Callable[[], nn.Module]
+    samples: Callable[[int], tuple[Tensor, Tensor]]  # 0: for training, 1: for the score
+    losses: Callable[[Tensor, Tensor], Tensor]  # (B,)
+    score: Callable[[Tensor, Tensor], Tensor]
+    unit: str
+    batch: int
+    steps: int
+
+
+def spirals(split: int) -> tuple[Tensor, Tensor]:
+    """Three arms in the plane."""
+    generator = torch.Generator().manual_seed(split)
+    count = (6000, 1500)[split]
+    arm, t = torch.randint(3, (count,), generator=generator), torch.rand(count, generator=generator) * 4 + 0.3
+    angle = 1.5 * t + arm * 2 * math.pi / 3
+    x = torch.stack([t * angle.cos(), t * angle.sin()], 1) / 2
+    return x + 0.05 * torch.randn(count, 2, generator=generator), arm
+
+
+def table(split: int) -> tuple[Tensor, Tensor]:
+    """Twelve columns, of which eight matter, with noise of variance 0.04."""
+    generator = torch.Generator().manual_seed(split)
+    x = torch.randn((6000, 1500)[split], 12, generator=generator)
+    y = x[:, 0] * x[:, 1] + 2 * x[:, 2].sin() + x[:, 3].abs() + 0.3 * x[:, 4:8].sum(1)
+    return x, (y + 0.2 * torch.randn(len(x), generator=generator))[:, None]
+
+
+def copies(split: int, length: int = 16, words: int = 12) -> tuple[Tensor, Tensor]:
+    """Random words, then the same again: the second half can be known."""
+    generator = torch.Generator().manual_seed(split)
+    x = torch.randint(words, ((4000, 1000)[split], length + 1), generator=generator)
+    x[:, length // 2 :] = x[:, : length + 1 - length // 2].clone()
+    return x[:, :-1], x[:, 1:]
+
+
+def digits(split: int) -> tuple[Tensor, Tensor]:
+    """The embedded subset of MNIST."""
+    whole = data.load("digits")
+    part = whole.train if split == 0 else whole.test
+    return part.images.float().reshape(-1, 1, 28, 28) / 255, part.labels.long()
+
+
+class Residual(nn.Module):
+    """A small residual network with group norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.branch, self.norm = nn.Conv2d(1, 8, 3, 2, 1), nn.Conv2d(8, 8, 3, 1, 1), nn.GroupNorm(2, 8)
+        self.down, self.head = nn.Conv2d(8, 16, 3, 2, 1), nn.Linear(16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        x = F.relu(self.stem(x))
+        x = x + F.relu(self.norm(self.branch(x)))
+        logits: Tensor = self.head(F.relu(self.down(x)).mean((2, 3)))
+        return logits
+
+
+class Decoder(nn.Module):
+    """A causal transformer of two layers."""
+
+    def __init__(self, words: int = 12, width: int = 32, length: int = 16) -> None:
+        super().__init__()
+        self.words, self.place = nn.Embedding(words, width), nn.Parameter(0.02 * torch.randn(length, width))
+        layer: dict[str, Any] = {"dropout": 0.0, "activation": "gelu", "batch_first": True, "norm_first": True}
+        self.layers = nn.ModuleList([nn.TransformerEncoderLayer(width, 4, 2 * width, **layer) for _ in range(2)])
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, words)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of each next word."""
+        h = self.words(x) + self.place
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
+        for layer in self.layers:
+            h = layer(h, src_mask=mask, is_causal=True)
+        logits: Tensor = self.head(self.norm(h))
+        return logits
+
+
+def _nll(logits: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(logits, y, reduction="none")
+
+
+def _hits(logits: Tensor, y: Tensor) -> Tensor:
+    return (logits.argmax(1) == y).float().mean()
+
+
+def _perceptron(*sizes: int, norm: bool = False, act: type[nn.Module] = nn.ReLU) -> Callable[[], nn.Module]:
+    def build() -> nn.Module:
+        layers: list[nn.Module] = []
+        for fan_in, fan_out in itertools.pairwise(sizes[:-1]):
+            layers += [nn.Linear(fan_in, fan_out), *([nn.LayerNorm(fan_out)] if norm else []), act()]
+        return nn.Sequential(*layers, nn.Linear(sizes[-2], sizes[-1]))
+
+    return build
+
+
+TASKS = {
+    "spirals, perceptron": Task(_perceptron(2, 64, 64, 3), spirals, _nll, _hits, "accuracy", 256, 2000),
+    "table, perceptron with layer norm": Task(
+        _perceptron(12, 64, 64, 1, norm=True, act=nn.GELU),
+        table,
+        lambda out, y: F.mse_loss(out, y, reduction="none").mean(1),
+        lambda out, y: F.mse_loss(out, y),
+        "mean squared error",
+        256,
+        2000,
+    ),
+    "digits, residual network": Task(Residual, digits, _nll, _hits, "accuracy", 256, 1000),
+    "copied words, transformer": Task(
+        Decoder,
+        copies,
+        lambda out, y: F.cross_entropy(out.transpose(1, 2), y, reduction="none").mean(1),
+        lambda out, y: (out.argmax(2) == y)[:, 8:].float().mean(),
+        "accuracy of the second half",
+        128,
+        600,
+    ),
+}
+
+
+def train(task: Task, rate: float | None, steps: int, seed: int = 0) -> dict[str, Any]:
+    """Train with backprop at ``rate``, or with HorizonAdam."""
+    torch.manual_seed(seed)
+    model = task.model()
+    (x, y), held = task.samples(0), task.samples(1)
+    order = torch.Generator().manual_seed(seed + 1)
+
+    def losses(x: Tensor, y: Tensor) -> Tensor:
+        return task.losses(model(x), y)
+
+    horizon = HorizonAdam(model.parameters(), seed=seed)
+    adam = torch.optim.Adam(model.parameters(), 1.0 if rate is None else rate)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, steps)
+    began = time.perf_counter()
+    for _ in range(steps):
+        batch = torch.randint(len(x), (task.batch,), generator=order)
+        if rate is None:
+            with jp.forward_only():
+                horizon.step(losses, x[batch], y[batch])
+        else:
+            adam.zero_grad()
+            losses(x[batch], y[batch]).mean().backward()
+            adam.step()
+            schedule.step()
+    seconds = time.perf_counter() - began
+    if rate is None:
+        horizon.eval()
+    with torch.no_grad():
+        out = model(held[0])
+        found = {"loss": float(task.losses(out, held[1]).mean()), "score": float(task.score(out, held[1]))}
+    return {"rate": rate if rate is not None else float(horizon.report.rate), **found, "seconds": round(seconds, 1)}
+
+
+def main() -> None:
+    """Run the tasks, and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS), metavar="NAME")
+    parser.add_argument("--steps", type=int, help="(default: each task's own)")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    results: list[dict[str, Any]] = []
+    for name in options.tasks:
+        task = TASKS[name]
+        steps = options.steps or task.steps
+        backprop = [train(task, rate, steps) for rate in RATES]
+        best = (min if "error" in task.unit else max)(backprop, key=lambda one: one["score"])
+        row = {"task": name, "unit": task.unit, "batch": task.batch, "steps": steps}
+        results.append(row | {"horizon": train(task, None, steps), "backprop": best, "backprop, every rate": backprop})
+        print(name, {key: results[-1][key] for key in ("horizon", "backprop")}, flush=True)
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    environment = {"torch": torch.__version__, "jetplane": jp.__version__, "commit": commit}
+    environment |= {"device": platform.machine() + " CPU", "threads": torch.get_num_threads()}
+    if options.out:
+        with tempfile.NamedTemporaryFile("w", dir=options.out.parent, delete=False) as file:
+            json.dump({"environment": environment, "results": results}, file, indent=1)
+        os.replace(file.name, options.out)
+
+
+if __name__ == "__main__":
+    main()
