@@ -104,6 +104,18 @@ def test_noise_has_zero_mean_and_unit_covariance_and_is_fresh_everywhere() -> No
     assert not torch.equal(Signs(0, 0).rows(0, 0, 1, torch.zeros(64)), Signs(1, 0).rows(0, 0, 1, torch.zeros(64)))
 
 
+def test_bits_are_kept_for_the_second_pass_where_they_are_few() -> None:
+    signs = Signs(0, 0)
+    small, large = torch.zeros(3, 100), torch.zeros(300_000)
+    for site, like in enumerate((small, large, small.double())):
+        first = signs.rows(site, 0, 2, like)
+        assert all(torch.equal(first, signs.rows(site, 0, 2, like)) for _ in range(3))
+        assert torch.equal(first, Signs(0, 0).rows(site, 0, 2, like)) and first.dtype == like.dtype
+    for site in range(100):
+        signs.rows(site, 0, 2, torch.zeros(10_000))
+    assert 0 < sum(bits.nbytes for bits in signs._drawn.values()) <= 1 << 15
+
+
 def test_noise_is_keyed_by_call_and_not_by_parameter() -> None:
     layer = nn.Linear(4, 4)
     seen: list[int] = []
@@ -223,16 +235,21 @@ def test_function_counts_calls_and_keeps_plans() -> None:
     for _ in range(2):
         model.zero_grad()
         loss, aux = jp.forward_gradient(
-            lambda x, y: (classify(model)(x, y), "aux"), model.named_parameters(), X, Y, samples=2, has_aux=True
+            lambda x, y: (classify(model)(x, y), "aux"),
+            model.named_parameters(),
+            *(X, Y),
+            samples=2,
+            control=False,
+            has_aux=True,
         )
         found.append(gradient(model).clone())
     assert aux == "aux" and loss.shape == ()
     assert not torch.equal(*found)  # new noise
     for step, wanted in enumerate(found):
         model.zero_grad()
-        jp.forward_gradient(classify(model), model.parameters(), X, Y, samples=2, step=step)
+        jp.forward_gradient(classify(model), model.parameters(), X, Y, samples=2, step=step, control=False)
         torch.testing.assert_close(gradient(model), wanted)
-    jp.forward_gradient(classify(model), model.parameters(), X, Y, samples=2, step=1)
+    jp.forward_gradient(classify(model), model.parameters(), X, Y, samples=2, step=1, control=False)
     torch.testing.assert_close(gradient(model), 2 * found[1])  # adds up
 
 
@@ -249,12 +266,20 @@ def test_state_goes_on_bit_by_bit() -> None:
     model.zero_grad()
     second(classify(model), X, Y)
     assert torch.equal(gradient(model), wanted) and second.step == 4
-    third = jp.ForwardGradient(model.parameters(), samples=2, seed=5, step=3, capturable=True)
-    model.zero_grad()
-    third(classify(model), X, Y)
-    assert torch.equal(gradient(model), wanted) and third.step == 4
+    plain = {"samples": 2, "seed": 5, "step": 3, "control": False}
+    found = []
+    for capturable in (False, True):
+        third = jp.ForwardGradient(model.parameters(), capturable=capturable, **plain)
+        model.zero_grad()
+        third(classify(model), X, Y)
+        assert third.step == 4
+        found.append(gradient(model).clone())
+    assert torch.equal(*found)
     third.step = 9
-    assert third.state_dict() == {"seed": 5, "step": 9}
+    assert third.state_dict() == {"seed": 5, "step": 9, "control": {}}
+    for key, message in (("seed", "seed is 'a'; expected a whole"), ("step", "step is 'a'; expected a whole")):
+        with pytest.raises(ValueError, match=message):
+            third.load_state_dict(third.state_dict() | {key: "a"})
 
 
 @pytest.mark.parametrize("estimator", ["activation", "weight"])
@@ -317,11 +342,11 @@ def test_buffers_and_random_state_are_as_after_one_run() -> None:
 
 def test_programs_may_change_between_calls() -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
-    estimate = jp.ForwardGradient(model.parameters(), samples=4)
+    estimate = jp.ForwardGradient(model.parameters(), samples=4, control=False)
     for training in (False, True, False, True):
         model.train(training)
         count = int(model[1].num_batches_tracked)
-        fresh = jp.ForwardGradient(model.parameters(), samples=4, step=estimate.step)
+        fresh = jp.ForwardGradient(model.parameters(), samples=4, step=estimate.step, control=False)
         state = {name: value.clone() for name, value in model.state_dict().items()}
         model.zero_grad()
         fresh(classify(model), X, Y)
@@ -354,6 +379,14 @@ def test_the_same_operations_on_other_values_are_another_program() -> None:
         found = gradient(model).clone()
         wanted = backprop(model, program(swap), x)
         assert F.cosine_similarity(found, wanted, dim=0) > 0.97, swap
+
+
+def test_the_same_operations_on_other_parameters_are_another_program() -> None:
+    a, b = nn.Linear(4, 4), nn.Linear(4, 4)
+    estimate = jp.ForwardGradient([*a.named_parameters("a"), *b.named_parameters("b")])
+    estimate(lambda x: b(a(x).relu()).square(), X)
+    with pytest.raises(jp.UnsupportedProgram, match=r"the losses do not depend on b\.weight, b\.bias"):
+        estimate(lambda x: a(a(x).relu()).square(), X)
 
 
 def test_shared_memory_frozen_parameters_and_views() -> None:

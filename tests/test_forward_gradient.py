@@ -39,7 +39,10 @@ class Coordinates:
 
 
 def check_exact(module: nn.Module, loss_fn: Callable[..., Tensor], *batch: Any, **options: Any) -> list[Site]:
-    """The estimate equals backprop for each parameter; buffers and random state are as after one run."""
+    """The estimate equals backprop for each parameter; buffers and random state are as after one run.
+
+    Without a control variate, and with one whose Jacobians are any numbers.
+    """
     named = dict(module.named_parameters())
     module.zero_grad()
     before = {name: buffer.clone() for name, buffer in module.named_buffers()}
@@ -49,24 +52,46 @@ def check_exact(module: nn.Module, loss_fn: Callable[..., Tensor], *batch: Any, 
     wanted = {name: p.grad.clone() for name, p in named.items() if p.grad is not None}
     after = {name: buffer.clone() for name, buffer in module.named_buffers()}
     end = torch.get_rng_state()
-    torch.set_rng_state(start)
-    with torch.no_grad():
+
+    def again() -> None:
+        module.zero_grad()
+        torch.set_rng_state(start)
+        with torch.no_grad():
+            for name, buffer in module.named_buffers():
+                buffer.copy_(before[name])
+
+    def compare(estimate: jp.ForwardGradient) -> None:
+        again()
+        with jp.forward_only():
+            loss = estimate(loss_fn, *batch)
+        assert loss.grad_fn is None and all(p.grad is None or p.grad.grad_fn is None for p in named.values())
+        torch.testing.assert_close(loss, losses.detach().sum() / losses.shape[0])
+        for name, gradient in wanted.items():
+            torch.testing.assert_close(
+                named[name].grad, gradient, rtol=0, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}"
+            )
+        assert torch.equal(torch.get_rng_state(), end)
         for name, buffer in module.named_buffers():
-            buffer.copy_(before[name])
-    module.zero_grad()
+            torch.testing.assert_close(buffer, after[name])
+
+    again()
     with jp.forward_only():
-        sites = jp.ForwardGradient(named, **options).sites(loss_fn, *batch)
+        learned = jp.ForwardGradient(named, **options)
+        sites = learned.sites(loss_fn, *batch)
         assert torch.equal(torch.get_rng_state(), start)
-        noise = Coordinates(sites)
-        options = {"samples": max(1, noise.count), "chunk_size": 256, "noise": lambda seed, step: noise} | options
-        loss = jp.ForwardGradient(named, **options)(loss_fn, *batch)
-    assert loss.grad_fn is None and all(p.grad is None or p.grad.grad_fn is None for p in named.values())
-    torch.testing.assert_close(loss, losses.detach().sum() / losses.shape[0])
-    for name, gradient in wanted.items():
-        torch.testing.assert_close(named[name].grad, gradient, rtol=0, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
-    assert torch.equal(torch.get_rng_state(), end)
-    for name, buffer in module.named_buffers():
-        torch.testing.assert_close(buffer, after[name])
+        learned(loss_fn, *batch)
+    noise = Coordinates(sites)
+    options = {"samples": max(1, noise.count), "chunk_size": 256, "noise": lambda seed, step: noise} | options
+    compare(jp.ForwardGradient(named, control=False, **options))
+    state = learned.state_dict()
+    jacobians = [key for key in state["control"] if ".jacobian." in key]
+    assert len(jacobians) == sum(site.layout is not None or losses.shape[0] == 1 for site in sites)
+    if jacobians:
+        for key in jacobians:
+            state["control"][key] = torch.randn_like(state["control"][key])
+        controlled = jp.ForwardGradient(named, **options)
+        controlled.load_state_dict(state)
+        compare(controlled)
     return sites
 
 

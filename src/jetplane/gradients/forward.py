@@ -13,6 +13,7 @@ from torch import Tensor
 from ..ad.budget import parse_bytes
 from ..ad.replay import Replay
 from ..errors import CoupledSamples, UnsupportedProgram
+from .control import Control
 from .noise import Noise, Signs
 from .parameters import Parameters
 from .passes import Passes, capturing
@@ -32,7 +33,8 @@ class ForwardGradient:
     Each layer's output gets J random tangents ``u`` for every sample. A first forward pass carries them to the losses,
     s_jb = sum over layers of u_jb . d loss_b; a second one draws the same numbers again and multiplies each layer's
     own input with mean_j s_jb u_jb, which is d loss_b at its output in the mean over the draws. The layers behind which
-    is only the loss get their exact derivative.
+    is only the loss get their exact derivative. With ``control``, what the tangents do to the loss's input is learned
+    and predicted, and only the rest of it is noise: exactly as unbiased, and less noisy by the call.
 
     What was found out about a program is kept for its next call. ``step`` is the number of the next call, and the noise
     a function of (seed, step). With ``capturable`` it is counted on the device, so that a CUDA graph of a call, which
@@ -58,6 +60,7 @@ class ForwardGradient:
         memory: str | int | None = None,
         coupled: str = "sum",
         allow_unused: bool = False,
+        control: bool = True,
         probe_every: int = 50,
         capturable: bool = False,
         noise: Callable[[int, Any], Noise] = Signs,
@@ -84,6 +87,7 @@ class ForwardGradient:
         self._probe_every = probe_every
         self._noise = noise
         self._plans = Plans()
+        self._control = Control(self._parameters.tensors) if control and estimator == "activation" else None
         self._step: int | Tensor = step
         if capturable:
             self._step = torch.full((), step, dtype=torch.int64, device=self._parameters.tensors[0].device)
@@ -125,13 +129,23 @@ class ForwardGradient:
         finally:
             passes.replay.rewind()
 
-    def state_dict(self) -> dict[str, int]:
-        """What has to be kept to go on with the same noise."""
-        return {"seed": self.seed, "step": self.step}
+    def reset(self) -> None:
+        """Forget what the control variate has learned, as for other values of the parameters."""
+        if self._control is not None:
+            self._control.reset()
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
+    def state_dict(self) -> dict[str, Any]:
+        """What has to be kept to go on as if nothing had happened: numbers, and under "control" tensors by name."""
+        learned = {} if self._control is None else self._control.state_dict()
+        return {"seed": self.seed, "step": self.step, "control": learned}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where another one was."""
-        self.seed, self.step = int(state["seed"]), int(state["step"])
+        _check_word("seed", state["seed"], 64)
+        self.step = state["step"]
+        self.seed = state["seed"]
+        if self._control is not None:
+            self._control.load_state_dict(state.get("control", {}))
 
     # -- passes -----------------------------------------------------------------------------------------------------
 
@@ -164,17 +178,20 @@ class ForwardGradient:
         """Both passes. Raises Changed where the program is another one, before a gradient is touched."""
         if not plan.sites:
             return passes.collect(plan, noise, None, 1, lambda: self._check(plan))
-        parts, chunk = [], self._width.of(plan)
+        prediction = None if self._control is None else self._control.of(plan, self.samples)
+        parts, chunk = [], self._width.of(plan, 0 if prediction is None else prediction.held)
         for start in range(0, self.samples, chunk):
             stop = min(start + chunk, self.samples)
 
             def rows(site: Site, like: Tensor, start: int = start, stop: int = stop) -> Tensor:
                 return noise.rows(site.number, start, stop, like)
 
-            parts.append(passes.carry(plan, rows, stop - start))
+            parts.append(passes.carry(plan, rows, stop - start, prediction=prediction))
         self._check(plan)
         scalars = torch.cat(parts) / (self.samples * plan.samples)
-        return passes.collect(plan, noise, scalars, chunk)
+        if prediction is not None:
+            prediction.begin()
+        return passes.collect(plan, noise, scalars, chunk, prediction=prediction)
 
     def _check(self, plan: Plan) -> None:
         """Raise what can be told only of a plan that the program has followed."""
@@ -222,12 +239,14 @@ def _check_word(name: str, value: object, bits: int) -> None:
 class _Kept:
     """What is kept between calls with the same parameters."""
 
-    def __init__(self) -> None:
+    def __init__(self, tensors: list[Tensor], gone: Callable[[Any], object]) -> None:
+        self.tensors = [weakref.ref(tensor, gone) for tensor in tensors]
         self.plans = Plans()
+        self.control = Control(tensors)
         self.step = 0
 
 
-_KEPT: dict[tuple[int, ...], tuple[weakref.ref[Tensor], _Kept]] = {}  # by the parameters' identities
+_KEPT: dict[tuple[int, ...], _Kept] = {}  # by the parameters' identities
 
 
 def forward_gradient(
@@ -242,6 +261,7 @@ def forward_gradient(
     memory: str | int | None = None,
     coupled: str = "sum",
     allow_unused: bool = False,
+    control: bool = True,
     has_aux: bool = False,
 ) -> Any:
     """Add a forward estimate of the gradient of ``loss_fn(*batch).mean()`` to ``.grad``, and return that mean.
@@ -253,7 +273,8 @@ def forward_gradient(
 
     ``estimator`` is "activation", tangents of each layer's output, or "weight", tangents of the weights. ``samples``
     tangents are carried ``chunk_size`` at a time, or as many as fit into ``memory``. Where the samples of a batch
-    interact, the sum of all losses multiplies a tangent, or ``coupled="raise"`` raises.
+    interact, the sum of all losses multiplies a tangent, or ``coupled="raise"`` raises. With ``control`` a call also
+    learns from those before it; without it, the result depends on (seed, step) alone.
 
     Example:
         >>> w = torch.ones(3, requires_grad=True)
@@ -272,18 +293,21 @@ def forward_gradient(
         memory=memory,
         coupled=coupled,
         allow_unused=allow_unused,
+        control=control,
     )
     kept = _kept(made._parameters.tensors)
     made._plans, made.step = kept.plans, kept.step if step is None else step
+    if made._control is not None:
+        made._control = kept.control
     result = made(loss_fn, *batch, has_aux=has_aux)
     kept.step = made.step
     return result
 
 
 def _kept(tensors: list[Tensor]) -> _Kept:
-    """Plans and the number of calls, for as long as the first of the parameters lives."""
+    """What is kept for these parameters, for as long as they all live."""
     key = tuple(map(id, tensors))
-    entry = _KEPT.get(key)
-    if entry is None or entry[0]() is not tensors[0]:
-        _KEPT[key] = entry = weakref.ref(tensors[0], lambda _: _KEPT.pop(key, None)), _Kept()
-    return entry[1]
+    kept = _KEPT.get(key)
+    if kept is None or any(ref() is not tensor for ref, tensor in zip(kept.tensors, tensors, strict=True)):
+        _KEPT[key] = kept = _Kept(tensors, lambda _: _KEPT.pop(key, None))
+    return kept

@@ -7,6 +7,7 @@ zero, where a finite tangent would vanish.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -40,6 +41,25 @@ class Layout:
         full = numbers.reshape(*lead, 1, samples, 1).expand(*lead, outer, samples, self.inner).reshape(*lead, size)
         before, after = (1,) * self.axis, (1,) * (len(shape) - self.axis - 1)
         return full.reshape(*lead, *before, size, *after)
+
+    def split(self, rows: Tensor, samples: int) -> Tensor:
+        """Rows (K, *S) by sample, (K, B, n): the same places of S in the same order for every sample."""
+        k, *shape = rows.shape
+        return rows.reshape(k, *self._parts(shape, samples)).movedim(3, 1).reshape(k, samples, -1)
+
+    def join(self, numbers: Tensor, shape: Sequence[int]) -> Tensor:
+        """Numbers (B, n) at the places (*S) that :meth:`split` took them from.
+
+        Example:
+            >>> x = torch.arange(12.0).reshape(6, 2)
+            >>> assert torch.equal(Layout(0, 1).join(Layout(0, 1).split(x[None], 3)[0], x.shape), x)
+        """
+        before, outer, samples, *rest = self._parts(shape, numbers.shape[0])
+        return numbers.reshape(samples, before, outer, *rest).movedim(0, 2).reshape(tuple(shape))
+
+    def _parts(self, shape: Sequence[int], samples: int) -> tuple[int, ...]:
+        before, after = math.prod(shape[: self.axis]), math.prod(shape[self.axis + 1 :])
+        return before, shape[self.axis] // (samples * self.inner), samples, self.inner, after
 
 
 def candidates(shape: Sequence[int], samples: int) -> list[Layout]:

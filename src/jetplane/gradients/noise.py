@@ -6,9 +6,9 @@ Signs and not normal numbers: both have zero mean and unit covariance, but the v
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from ..directions.counter import Words, philox, signed
 __all__ = ["Noise", "Signs"]
 
 _MASK = 0xFFFFFFFF
+_SMALL = 1 << 15  # bytes that are kept from one pass to the other, where drawing is most of the work
 _OWN = 1 << 31  # tells these numbers from the directions of an optimizer with the same seed and step
 
 
@@ -43,16 +44,29 @@ class Signs:
 
     seed: int | Tensor
     step: int | Tensor  # an int64 tensor () where a graph is to advance it
+    _drawn: dict[Any, Tensor] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )  # bits, for small ones
 
     def rows(self, site: int, start: int, stop: int, like: Tensor) -> Tensor:
         size, count = like.numel(), stop - start
         if traced.fast(like.device):
             return self._launched(site, start, stop, like).reshape(count, *like.shape)
-        words = self._words(site, start, stop, -(-size // 128), like.device)
-        # the four bytes of each word, and for each byte its eight signs, lowest bit first
-        octets = torch.stack(words, -1).to(torch.int32).view(torch.uint8).reshape(count, -1)
-        signs = _table(like.dtype, like.device).index_select(0, octets.flatten().to(torch.int32))
+        # for each byte its eight signs, lowest bit first
+        octets = self._octets(site, start, stop, -(-size // 128), like.device)
+        signs = _table(like.dtype, like.device).index_select(0, octets)
         return signs.reshape(count, -1)[:, :size].reshape(count, *like.shape)
+
+    def _octets(self, site: int, start: int, stop: int, blocks: int, device: torch.device) -> Tensor:
+        """The four bytes of each word. The second pass finds those of small layers where the first has left them."""
+        key = site, start, stop, blocks, device
+        octets = self._drawn.pop(key, None)
+        if octets is None:
+            words = torch.stack(self._words(site, start, stop, blocks, device), -1)
+            octets = words.to(torch.int32).view(torch.uint8).flatten()
+            if octets.nbytes + sum(drawn.nbytes for drawn in self._drawn.values()) <= _SMALL:
+                self._drawn[key] = octets
+        return octets.to(torch.int32)
 
     def _launched(self, site: int, start: int, stop: int, like: Tensor) -> Tensor:
         from . import kernels

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -14,10 +13,11 @@ from torch import Tensor
 from ..ad.jet import PairSet
 from ..ad.replay import Replay
 from ..errors import UnsupportedProgram
+from .control import Prediction
 from .noise import Noise
 from .parameters import Gradients, Parameters
 from .phases import Collector, Injector, Rows
-from .plan import Changed, Plan, Recorder, Site
+from .plan import Changed, Plan, Recorder
 from .program import Program
 from .watch import Phase, WatchMode
 
@@ -49,28 +49,39 @@ class Passes:
         plan.writes = self.replay.wrote
         return plan
 
-    def carry(self, plan: Plan, rows: Rows, k: int, masked: bool = True) -> Tensor:
-        """The losses' tangents (K, B) for tangents (K, *S) at the sites."""
-        with self.replay.unwatched() if capturing() and not plan.writes else contextlib.nullcontext():
-            losses, mode, _ = self._run(Injector(plan, self._unwatched(rows), masked), k)
+    def carry(
+        self, plan: Plan, rows: Rows, k: int, masked: bool = True, prediction: Prediction | None = None
+    ) -> Tensor:
+        """The losses' tangents (K, B) for tangents (K, *S) at the sites; less what was predicted of them."""
+        injector = Injector(plan, rows, self.replay.unwatched, masked, prediction)
+        losses, mode, _ = self._run(injector, k, watched=plan.writes or not capturing())
         _check(plan, mode, losses)
         tangent = mode.jet(losses).tangent
-        if tangent is None:
-            return losses.new_zeros((k, plan.samples))
-        return tangent.reshape(k, plan.samples, -1).sum(2)
+        with torch.no_grad():
+            if tangent is None:
+                scalars = losses.new_zeros((k, plan.samples))
+            else:
+                scalars = tangent.reshape(k, plan.samples, -1).sum(2)
+            predicted = injector.predicted(losses, k)
+            return scalars if predicted is None else scalars - predicted.to(scalars)
 
     def collect(
-        self, plan: Plan, noise: Noise, scalars: Tensor | None, chunk: int, approve: Callable[[], None] | None = None
+        self,
+        plan: Plan,
+        noise: Noise,
+        scalars: Tensor | None,
+        chunk: int,
+        approve: Callable[[], None] | None = None,
+        prediction: Prediction | None = None,
     ) -> tuple[Tensor, Any]:
         """The last pass: gradients are added to ``.grad``. The losses, and what came with them.
 
         ``approve`` is called before any gradient, once the program has done what is planned: where there are no sites,
         and so was no pass before this one.
         """
-        collector = Collector(plan, Gradients(self.parameters), noise, scalars, chunk)
+        collector = Collector(plan, Gradients(self.parameters), noise, scalars, chunk, prediction)
         # where nothing can run after it, nothing has to be put back
-        with contextlib.nullcontext() if approve and not capturing() else self.replay.unwatched():
-            losses, mode, aux = self._run(collector, 1)
+        losses, mode, aux = self._run(collector, 1, watched=approve is not None and not capturing())
         _check(plan, mode, losses)
         if approve:
             approve()
@@ -78,18 +89,13 @@ class Passes:
             collector.finish(losses)
         return losses, aux
 
-    def _unwatched(self, rows: Rows) -> Rows:
-        """Noise is no part of the program, and made of many small operations."""
-
-        def quiet(site: Site, like: Tensor) -> Tensor | None:
-            with self.replay.unwatched():
-                return rows(site, like)
-
-        return quiet
-
-    def _run(self, phase: Phase, k: int) -> tuple[Tensor, WatchMode, Any]:
+    def _run(self, phase: Phase, k: int, watched: bool = True) -> tuple[Tensor, WatchMode, Any]:
         mode = WatchMode(PairSet.none(k), self.parameters, phase)
-        losses, aux = self.replay.run(partial(self.program.under, mode))
+        if watched:
+            losses, aux = self.replay.run(partial(self.program.under, mode))
+        else:  # faster: every operation would be looked at
+            self.replay.rewind()
+            losses, aux = self.program.under(mode)
         return losses, mode, aux
 
 

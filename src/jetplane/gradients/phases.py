@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from ..ad.registry import Kind
 from ..ad.registry import plan as engine_plan
 from ..errors import UnsupportedProgram
 from . import local, pullback
+from .control import Prediction
 from .noise import Noise
 from .parameters import Gradients
 from .plan import Changed, Group, Plan, Site, signature
@@ -21,6 +23,7 @@ from .watch import Path, Visit, WatchMode, at, functional, replaced
 __all__ = ["Collector", "Injector"]
 
 Rows = Callable[[Site, Tensor], Tensor | None]  # of a site and its activation: tangents (K, *S)
+Quiet = Callable[[], AbstractContextManager[None]]
 
 
 class _Follower:
@@ -29,16 +32,21 @@ class _Follower:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._before: dict[int, tuple[Any, Any]] = {}  # arguments of a node in hand, as they are before a write
+        self._alive: dict[int, Tensor | None] = {}  # by node: where a site's layers reach its result
+        self._held: dict[int, tuple[Done, list[Tensor]]] = {}  # with the tensors that will be read
+        self._versions: dict[int, list[int]] = {}  # theirs
 
     def before(self, mode: WatchMode, visit: Visit) -> None:
-        keys = self._plan.keys
-        if visit.number >= len(keys) or keys[visit.number] != signature(mode, visit):
+        number, keys = visit.number, self._plan.keys
+        if number - 1 in self._held:  # only now: torch counts a write after the operation has returned
+            self._versions[number - 1] = [tensor._version for tensor in self._held[number - 1][1]]
+        if number >= len(keys) or keys[number] != signature(mode, visit):
             raise Changed
-        if self._follows(visit.number):
-            self._before = {visit.number: self._arguments(visit)}
+        if self._follows(number):
+            self._before = {number: self._arguments(visit)}
 
     def _follows(self, number: int) -> bool:
-        return number in self._plan.member
+        raise NotImplementedError
 
     def _arguments(self, visit: Visit) -> tuple[Any, Any]:
         """The arguments; what the operation is about to overwrite, and is needed later, as a copy."""
@@ -52,6 +60,40 @@ class _Follower:
 
     def _done(self, visit: Visit, out: Any) -> Done:
         return Done(functional(visit.func), *self._before.pop(visit.number), out)
+
+    def _mask(self, group: Group, number: int, done: Done) -> Tensor | None:
+        """Where the layers of a site reach the result of one of its nodes; None for everywhere."""
+        alive = None
+        if number not in group.calls:
+            masks = []
+            for path, source in group.links[number]:
+                found = pullback.find(done.func, path)
+                assert found is not None
+                masks.append(found.alive(self._alive.pop(source), done, path))
+            if not any(mask is None for mask in masks):
+                alive = torch.stack(masks).any(0) if len(masks) > 1 else masks[0]  # type: ignore[arg-type]
+        if number != group.nodes[-1]:
+            self._alive[number] = alive
+        return alive
+
+    # -- pulling back -----------------------------------------------------------------------------------------------
+
+    def _hold(self, group: Group, number: int, done: Done) -> None:
+        self._held[number] = done, _read_later(group, number, done)
+
+    def _pull(self, group: Group, delta: Tensor) -> Iterator[tuple[int, Done, Tensor]]:
+        """Each node of a group, from the last one to the first, with the derivative at its result."""
+        deltas = {group.nodes[-1]: delta}
+        for number in reversed(group.nodes):
+            done, watched = self._held.pop(number)
+            here = deltas.pop(number)
+            _refuse_overwritten(done, watched, self._versions.pop(number, []))
+            yield number, done, here
+            for path, source in group.links.get(number, ()):
+                found = pullback.find(done.func, path)
+                assert found is not None
+                part = found.pull(here, done, path)
+                deltas[source] = deltas[source] + part if source in deltas else part
 
     def parametrised(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         pass
@@ -67,55 +109,83 @@ class _Follower:
 
 
 class Injector(_Follower):
-    """The first pass: tangents enter at the sites."""
+    """The first pass: tangents enter at the sites. What they will do is predicted, where that was learned."""
 
-    def __init__(self, plan: Plan, rows: Rows, masked: bool = True) -> None:
+    def __init__(
+        self, plan: Plan, rows: Rows, quiet: Quiet, masked: bool = True, prediction: Prediction | None = None
+    ) -> None:
         super().__init__(plan)
         self._rows = rows
+        self._quiet = quiet  # around what is no part of the program
         self._masked = masked  # zero where the site's own functions have no derivative
-        self._alive: dict[int, Tensor | None] = {}  # by node: where the site's layers reach its result
+        self._prediction = prediction
+        self._tail = plan.tail if prediction is not None else None
+        self._nodes = set() if self._tail is None else set(self._tail.group.nodes)
+        self._reached: dict[int, Tensor | None] = {}  # the tangents of the loss's inputs
+
+    def _follows(self, number: int) -> bool:
+        return number in self._plan.member or number in self._nodes
 
     def after(self, mode: WatchMode, visit: Visit, out: Any) -> None:
         site = self._plan.member.get(visit.number)
-        if site is None:
-            return
+        if site is not None:
+            self._enter(mode, site, visit, out)
+        elif visit.number in self._nodes:
+            self._approach(mode, visit, out)
+
+    def _enter(self, mode: WatchMode, site: Site, visit: Visit, out: Any) -> None:
         done = self._done(visit, out)
-        with mode.above():
-            alive = self._mask(site.group, visit, done) if self._masked else None
+        with mode.above(), self._quiet():
+            alive = self._mask(site.group, visit.number, done) if self._masked else None
             if visit.number != site.end:
-                self._alive[visit.number] = alive
                 return
             rows = self._rows(site, done.result)
             if rows is not None and alive is not None:
                 rows = rows * alive
+            if rows is not None and self._prediction is not None:
+                self._prediction.carry(site, rows)
         if rows is not None:
             mode.inject(done.result, rows)
 
-    def _mask(self, group: Group, visit: Visit, done: Done) -> Tensor | None:
-        if visit.number in group.calls:
+    def _approach(self, mode: WatchMode, visit: Visit, out: Any) -> None:
+        assert self._tail is not None and self._prediction is not None
+        done = self._done(visit, out)
+        if visit.number in self._tail.inputs:
+            self._reached[visit.number] = mode.jet(done.result).tangent
+        if self._prediction.needs_slopes:
+            self._hold(self._tail.group, visit.number, done)
+
+    def predicted(self, losses: Tensor, k: int) -> Tensor | None:
+        """The part of the losses' tangents (K, B) that was predicted, once they are there; None for nothing."""
+        if self._prediction is None:
             return None
-        masks = []
-        for path, source in group.links[visit.number]:
-            found = pullback.find(done.func, path)
-            assert found is not None
-            masks.append(found.alive(self._alive.pop(source), done, path))
-        if any(mask is None for mask in masks):
-            return None
-        return torch.stack(masks).any(0) if len(masks) > 1 else masks[0]  # type: ignore[arg-type]
+        assert self._tail is not None
+        slopes = None
+        if self._prediction.needs_slopes:
+            pulled = self._pull(self._tail.group, torch.ones_like(losses))
+            slopes = {number: here for number, _, here in pulled if number in self._tail.inputs}
+        return self._prediction.close(self._reached, slopes, k)
 
 
 class Collector(_Follower):
     """The second pass: the same noise, weighted by what it did to the losses, gives each layer its derivative."""
 
-    def __init__(self, plan: Plan, gradients: Gradients, noise: Noise, scalars: Tensor | None, chunk: int) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        gradients: Gradients,
+        noise: Noise,
+        scalars: Tensor | None,
+        chunk: int,
+        prediction: Prediction | None = None,
+    ) -> None:
         super().__init__(plan)
         self._gradients = gradients
         self._noise = noise
         self._scalars = scalars  # (J, B), over J and B
         self._chunk = chunk
+        self._prediction = prediction
         self._exact = set() if plan.exact is None else set(plan.exact.nodes)
-        self._held: dict[int, tuple[Done, list[Tensor]]] = {}  # with the tensors that will be read
-        self._versions: dict[int, list[int]] = {}  # theirs
 
     def parametrised(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         self._gradients.record(func, args, kwargs, out)
@@ -123,33 +193,44 @@ class Collector(_Follower):
     def _follows(self, number: int) -> bool:
         return number in self._plan.member or number in self._exact
 
-    def before(self, mode: WatchMode, visit: Visit) -> None:
-        last = visit.number - 1
-        if last in self._held:  # only now: torch counts a write after the operation has returned
-            self._versions[last] = [tensor._version for tensor in self._held[last][1]]
-        super().before(mode, visit)
-
     def after(self, mode: WatchMode, visit: Visit, out: Any) -> None:
-        if not self._follows(visit.number):
+        number = visit.number
+        if not self._follows(number):
             return
         done = self._done(visit, out)
-        self._held[visit.number] = done, self._watched(visit.number, done)
-        site = self._plan.ends.get(visit.number)
-        if site is not None:
-            with mode.above():
-                self._pull(site.group, self._delta(site, done.result))
+        site = self._plan.member.get(number)
+        if site is None:
+            assert self._plan.exact is not None
+            self._hold(self._plan.exact, number, done)
+            return
+        self._hold(site.group, number, done)
+        learns = self._prediction is not None and site.number in self._prediction.sites
+        if not learns and number != site.end:
+            return
+        with mode.above():
+            alive = self._mask(site.group, number, done) if learns else None
+            if number == site.end:
+                self._collect(site.group, self._delta(site, done.result, alive))
 
     def finish(self, losses: Tensor) -> None:
         """The part behind the last layers, whose derivative is exact; and the parametrisations."""
         if self._plan.exact is not None:
-            group = self._plan.exact
-            self._pull(group, torch.full_like(losses, 1 / losses.shape[0]))
+            self._collect(self._plan.exact, torch.full_like(losses, 1 / losses.shape[0]))
         self._gradients.finish()
 
-    def _delta(self, site: Site, activation: Tensor) -> Tensor:
+    def _collect(self, group: Group, delta: Tensor) -> None:
+        """Take the derivative at the last node of a group back to its layers, and do their products."""
+        for number, done, here in self._pull(group, delta):
+            for path in group.calls.get(number, ()):
+                self._gradients.add(at(path, done.args, done.kwargs), local.product(here, done, path))
+
+    def _delta(self, site: Site, activation: Tensor, alive: Tensor | None) -> Tensor:
         """mean_j s_jb u_jb / B, the estimate of the derivative of the mean loss at an activation."""
         assert self._scalars is not None
-        total: Tensor | None = None
+        prediction = self._prediction
+        if prediction is None or site.number not in prediction.sites:
+            prediction = None
+        total = None if prediction is None else prediction.restored(site, activation)
         for start in range(0, self._scalars.shape[0], self._chunk):
             scalars = self._scalars[start : start + self._chunk]
             rows = self._noise.rows(site.number, start, start + scalars.shape[0], activation)
@@ -158,41 +239,22 @@ class Collector(_Follower):
             else:
                 factor = site.layout.spread(scalars, activation.shape)
             part = (rows * factor.to(rows.dtype)).sum(0)
-            total = part if total is None else total.add_(part)
+            total = part if total is None else total + part
+            if prediction is not None:
+                prediction.learn(site, rows, alive, start)
         assert total is not None
         return total
 
-    def _pull(self, group: Group, delta: Tensor) -> None:
-        """Take the derivative at the last node of a group back to its layers, and do their products."""
-        deltas = {group.nodes[-1]: delta}
-        for number in reversed(group.nodes):
-            done, watched = self._held.pop(number)
-            here = deltas.pop(number)
-            _refuse_overwritten(done, watched, self._versions.pop(number, []))
-            for path in group.calls.get(number, ()):
-                self._gradients.add(at(path, done.args, done.kwargs), local.product(here, done, path))
-            for path, source in group.links.get(number, ()):
-                found = pullback.find(done.func, path)
-                assert found is not None
-                part = found.pull(here, done, path)
-                deltas[source] = deltas[source] + part if source in deltas else part
 
-    def _watched(self, number: int, done: Done) -> list[Tensor]:
-        """The tensors that a product or a pull-back will read."""
-        group = self._group(number)
-        rules = [pullback.find(done.func, path) for path, _ in group.links.get(number, ())]
-        found: list[Tensor] = []
-        if number in group.calls or any(rule is not None and rule.reads_input for rule in rules):
-            found += [tensor for tensor in (*done.args, *done.kwargs.values()) if isinstance(tensor, Tensor)]
-        if any(rule is not None and rule.reads_result for rule in rules):
-            found.append(done.result)
-        return found
-
-    def _group(self, number: int) -> Group:
-        site = self._plan.member.get(number)
-        group = self._plan.exact if site is None else site.group
-        assert group is not None
-        return group
+def _read_later(group: Group, number: int, done: Done) -> list[Tensor]:
+    """The tensors that a product or a pull-back will read."""
+    rules = [pullback.find(done.func, path) for path, _ in group.links.get(number, ())]
+    found: list[Tensor] = []
+    if number in group.calls or any(rule is not None and rule.reads_input for rule in rules):
+        found += [tensor for tensor in (*done.args, *done.kwargs.values()) if isinstance(tensor, Tensor)]
+    if any(rule is not None and rule.reads_result for rule in rules):
+        found.append(done.result)
+    return found
 
 
 def _refuse_overwritten(done: Done, tensors: list[Tensor], versions: list[int]) -> None:

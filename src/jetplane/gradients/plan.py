@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import weakref
 from collections import defaultdict
 from collections.abc import Iterable
@@ -21,7 +22,7 @@ from .layout import Layout
 from .parameters import Parameters
 from .watch import Path, Visit, WatchMode, is_random, outputs
 
-__all__ = ["Changed", "Graph", "Group", "Plan", "Recorder", "Site", "signature"]
+__all__ = ["Changed", "Graph", "Group", "Plan", "Recorder", "Site", "Tail", "signature"]
 
 
 class Changed(Exception):
@@ -31,7 +32,7 @@ class Changed(Exception):
 def signature(mode: WatchMode, visit: Visit) -> tuple[Any, ...]:
     """What has to be equal for a node to be the same node: all but the numbers, which may be data."""
     variables = tuple((path, t.shape, t.dtype, mode.origin(t)) for path, t in visit.variables)
-    parameters = tuple((path, t.shape, t.dtype) for path, t in visit.parameters)
+    parameters = tuple((path, t.shape, t.dtype, mode.number(t)) for path, t in visit.parameters)
     return visit.func, variables, parameters, _settings(visit.args), _settings(tuple(visit.kwargs.values()))
 
 
@@ -67,6 +68,14 @@ class Group:
     calls: dict[int, tuple[Path, ...]]  # of a node with parameters: where they are
 
 
+@dataclass(frozen=True, eq=False)
+class Tail:
+    """The loss alone, from its inputs on: its derivative by them is exact."""
+
+    group: Group
+    inputs: dict[int, torch.Size]  # by the node that makes one: its shape
+
+
 @dataclass(eq=False)
 class Site:
     """A place where noise enters."""
@@ -93,6 +102,8 @@ class Plan:
     result: tuple[Any, ...]  # the origin of the losses
     sites: list[Site]
     exact: Group | None  # the layers behind which is only the loss
+    tail: Tail | None  # None where the loss's derivative by its inputs is not known
+    name: str  # of the program, whatever the number of samples: the same in every process
     samples: int
     random: bool  # whether the program draws random numbers
     reached: frozenset[int]  # the parameters that the losses depend on
@@ -286,11 +297,15 @@ class _Builder:
                 steps = self._chain(node)
                 end = steps[-1][1] if steps else node.number
                 sites[end].update({first: (then, path) for first, then, path in steps})
+        made = [self._site(number, end, sites[end]) for number, end in enumerate(sorted(sites))]
+        tail = self._tail()
         return Plan(
             [node.key for node in self._nodes],
             result,
-            [self._site(number, end, sites[end]) for number, end in enumerate(sorted(sites))],
+            made,
             self._exact_group(exact) if exact else None,
+            tail,
+            self._name(made, tail, samples),
             samples,
             random,
             frozenset[int]().union(*(node.reaches for node in calls)),
@@ -337,6 +352,48 @@ class _Builder:
                     members.add(reader)
                     links[reader].append((path, node.number))
         return self._group(tuple(sorted(members)), links)
+
+    def _tail(self) -> Tail | None:
+        """What stands behind the last values that are made of others at which the derivative is not known."""
+        starts: list[int] = []
+        inside = self._losses & self._exact
+        for node in reversed(self._nodes):
+            if not inside.intersection(node.values[:1]) or not node.inputs:
+                continue
+            if all(value in self._exact for _, value in node.inputs):
+                inside.update(value for _, value in node.inputs)
+            else:
+                starts.append(self._behind_views(node).number)
+        if not starts or self._depend_on_each_other(set(starts)):
+            return None
+        return Tail(self._exact_group(starts), {number: self._nodes[number].shape for number in sorted(starts)})
+
+    def _behind_views(self, node: Node) -> Node:
+        """The last of the nodes that only move entries: there the shape tells more of where the samples lie."""
+        while node.values[0] not in self._losses:
+            readers = self._readers[node.values[0]]
+            found = pullback.find(self._nodes[readers[0][0]].func, readers[0][1])
+            if len(readers) > 1 or found is None or not found.neutral:
+                break
+            node = self._nodes[readers[0][0]]
+        return node
+
+    def _depend_on_each_other(self, starts: set[int]) -> bool:
+        """Whether a tangent would be counted at one of the nodes, and behind it at another."""
+        reached: set[int] = set()
+        for node in self._nodes:
+            behind = any(value in reached for _, value in node.inputs)
+            if behind and node.number in starts:
+                return True
+            if behind or node.number in starts:
+                reached.update(node.values)
+        return False
+
+    def _name(self, sites: list[Site], tail: Tail | None, samples: int) -> str:
+        nodes = [(str(node.func), sorted(node.reaches)) for node in self._nodes if node.number in self._live]
+        sizes = [site.shape.numel() / samples for site in sites]
+        inputs = [] if tail is None else [shape.numel() / samples for shape in tail.inputs.values()]
+        return hashlib.sha256(repr((nodes, sizes, inputs)).encode()).hexdigest()[:16]
 
     def _group(self, members: tuple[int, ...], links: dict[int, list[tuple[Path, int]]]) -> Group:
         calls = {n: tuple(self._nodes[n].parameters) for n in members if self._nodes[n].parameters}

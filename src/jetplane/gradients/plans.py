@@ -29,16 +29,16 @@ class Width:
     chunk_size: int | None
     memory: int | None  # bytes
 
-    def of(self, plan: Plan) -> int:
-        """For one program."""
+    def of(self, plan: Plan, held: int = 0) -> int:
+        """For one program, of which ``held`` bytes are there all the time."""
         if self.memory is None:
             return min(self.samples, self.chunk_size or self.samples)
         assert plan.trace is not None
         fitting = 0
-        while fitting < self.samples and plan.trace.peak(fitting + 1) <= self.memory:
+        while fitting < self.samples and plan.trace.peak(fitting + 1) + held <= self.memory:
             fitting += 1
         if not fitting:
-            needed = plan.trace.peak()
+            needed = plan.trace.peak() + held
             raise ValueError(
                 f"memory is {readable(self.memory)}, but one tangent at a time needs {readable(needed)}; expected at "
                 "least as much."

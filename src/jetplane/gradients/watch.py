@@ -90,6 +90,10 @@ class WatchMode(JetMode):
         """Where a variable tensor comes from: what last touched its memory, and where in it the entries lie."""
         return self._changes.get(tensor.untyped_storage()), tensor.stride(), int(tensor.storage_offset())
 
+    def number(self, parameter: Tensor) -> int | None:
+        """Which of the parameters a tensor is, or is a view of; None for what is made of them."""
+        return self._parameters.find(parameter)
+
     def inject(self, tensor: Tensor, rows: Tensor) -> None:
         """Add ``rows`` (K, *S) to the tangents of a value of the program."""
         tangent = self.jet(tensor).tangent
