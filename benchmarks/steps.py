@@ -3,7 +3,8 @@
     python benchmarks/steps.py --device cuda --out benchmarks/results/steps_h200.json
 
 Each method takes the same first steps eagerly and compiled, and the largest difference of their parameters is noted;
-then the compiled steps are timed, many to a call, and the median of the calls is kept.
+then the compiled steps are timed, many to a call, and the median of the calls is kept. On CUDA it is counted how often
+the host waits for the device in such a call.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import statistics
 import subprocess
 import tempfile
 import time
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -70,12 +72,14 @@ def measure(name: str, kind: str, make: Make, batch: int, device: torch.device, 
     apart = max(float((a - b).abs().max()) for a, b in zip(plain.parameters(), model.parameters(), strict=True))
     by_hand = _times(lambda: eager.step(loss_of(plain, images, labels), order[0], has_aux=True), 5, 1, device)
     many = _times(lambda: compiled.steps(step, order, has_aux=True), 6, steps, device)
+    waits = _waits(lambda: compiled.steps(step, order, has_aux=True), device)
     return {
         "row": name,
         "model": kind,
         "batch": batch,
         "eager_ms": round(by_hand, 4),
         "compiled_ms": round(many, 4),
+        "host_waits_per_step": None if waits is None else waits / steps,
         "compile_s": round(seconds, 1),
         "parameters_apart": apart,
     }
@@ -92,6 +96,20 @@ def _times(call: Callable[[], Any], repeats: int, steps: int, device: torch.devi
         if repeat:
             found.append(1e3 * (time.perf_counter() - start) / steps)
     return statistics.median(found)
+
+
+def _waits(call: Callable[[], Any], device: torch.device) -> int | None:
+    """How often torch makes the host wait for the device in a call; None where that cannot be told."""
+    if device.type != "cuda":
+        return None
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            call()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    return sum("synchronizing CUDA operation" in str(one.message) for one in caught)
 
 
 def _wait(device: torch.device) -> None:
@@ -111,18 +129,21 @@ def main() -> None:
     device = torch.device(options.device)
     torch.backends.cuda.matmul.allow_tf32 = options.tf32
     torch.backends.cudnn.allow_tf32 = options.tf32
+    name = torch.cuda.get_device_name() if device.type == "cuda" else platform.machine() + " CPU"
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    environment = {"torch": torch.__version__, "jetplane": jp.__version__, "commit": commit, "device": name}
     rows = []
     for number in options.rows:
         rows.append(measure(*ROWS[number], device, options.steps))
         print(rows[-1], flush=True)
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    name = torch.cuda.get_device_name() if device.type == "cuda" else platform.machine() + " CPU"
-    environment = {"torch": torch.__version__, "jetplane": jp.__version__, "commit": commit, "device": name}
-    if options.out:
-        result = {"environment": environment | {"tf32": options.tf32}, "results": rows}
-        with tempfile.NamedTemporaryFile("w", dir=options.out.parent, delete=False) as file:
-            json.dump(result, file, indent=1)
-        os.replace(file.name, options.out)
+        if options.out:  # after each row: a run that is cut short has the rows before
+            _write(options.out, {"environment": environment | {"tf32": options.tf32}, "results": rows})
+
+
+def _write(path: Path, result: dict[str, Any]) -> None:
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+        json.dump(result, file, indent=1)
+    os.replace(file.name, path)
 
 
 if __name__ == "__main__":

@@ -468,14 +468,18 @@ def test_a_program_is_captured_a_bounded_number_of_times(captures: Captures) -> 
     def step() -> None:
         opt.step(of(x), torch.ones(size, dtype=F64))
 
-    for size in range(2, 12):
-        if captures.count == 8 and size == 10:
-            fallen_back(step, "its shapes, modes or numbers changed 8 times, the limit")
+    compiled = []
+    for size in [*range(2, 12), 3, 9, 11]:
+        if size == 10:
+            with pytest.warns(UserWarning, match="is compiled for as many kinds of inputs as torch allows, and is run"):
+                step()
         else:
-            step()
+            step()  # further ones do not warn
+        compiled.append(isinstance(opt.report, LateReport))
         eager.step(of(twin), torch.ones(size, dtype=F64))
         assert_close(x, twin)
     assert captures.count == 8
+    assert compiled == [True] * 8 + [False] * 2 + [True, True, False]  # what was compiled stays in use
 
 
 # -- steps that are not taken -----------------------------------------------------------------------------------------
@@ -686,6 +690,7 @@ def test_a_wrong_closure_is_told_as_it_is_eagerly(closure: Callable[..., Any], m
     [
         ({"accept": Acceptance(backtracks=1)}, "the acceptance has 1 backtracks; expected 0 with compile=True"),
         ({"chunk_size": 2}, "chunk_size is 2, which needs several passes; expected None with compile=True"),
+        ({"memory": "4GiB"}, "memory is .4GiB., which may need several passes; expected None with compile=True"),
         ({"samples": 2}, "samples is 2; expected 1 with compile=True"),
         ({"solver": SaddleFree()}, "the solver SaddleFree asks the host; expected one with a method traced"),
     ],

@@ -62,12 +62,21 @@ def refuse(optimizer: HyperplaneSearch) -> None:
         raise ValueError(f"the solver {name} asks the host; expected one with a method traced with compile=True.")
 
 
+_TOO_MANY = (
+    "is compiled for as many kinds of inputs as torch allows, and is run as it is for any other, which is slow: its "
+    "shapes, modes or numbers of Python keep changing. Keep to a few shapes (drop the last batch where it is smaller, "
+    "or pad), hand over numbers that change as tensors, or raise torch._dynamo.config.recompile_limit before the first "
+    "step."
+)
+
+
 class CompiledStep:
     """The steps of one optimizer as graphs, one for each program and signature."""
 
     def __init__(self, optimizer: HyperplaneSearch) -> None:
         self._optimizer = optimizer
         self._programs: OrderedDict[Any, Captured | None] = OrderedDict()  # None: one that cannot be captured
+        self._full: set[Any] = set()  # those that no further signature is compiled for
         self._settings: list[Any] = []  # all of the optimizer that its steps have baked in
         self._control: Control | None = None
         # What a call hands to the graph, and the graph to the call, past the program between them:
@@ -109,14 +118,22 @@ class CompiledStep:
         try:
             returned = program(func, first)
         except CaptureFailed as error:
-            self._programs[key] = None
-            name = getattr(func, "__qualname__", type(func).__name__)
-            warnings.warn(f"{name} cannot be compiled and is run as it is: {error}.", stacklevel=5)
+            self._tell(key, getattr(func, "__qualname__", type(func).__name__), error)
             return None
         finally:
             self._batches = (), (), 1
         self._control.advance(count)
         return Reports(*self._made, self._aux(returned[1]) if has_aux else None)
+
+    def _tell(self, key: Any, name: str, error: CaptureFailed) -> None:
+        """Warn of a program that is run as it is, once."""
+        if type(error.__cause__).__name__ == "FailOnRecompileLimitHit":  # what is compiled already stays in use
+            if key not in self._full:
+                self._full.add(key)
+                warnings.warn(f"{name} {_TOO_MANY}", stacklevel=6)
+            return
+        self._programs[key] = None
+        warnings.warn(f"{name} cannot be compiled and is run as it is: {error}.", stacklevel=6)
 
     def _aux(self, aux: Any) -> Any:
         """The aux of all steps, with that of the first one given."""
@@ -153,6 +170,7 @@ class CompiledStep:
             refuse(one)
             self.fetch()
             self._programs.clear()
+            self._full.clear()
             self._settings, self._control = settings, None
 
     def _refresh(self, moving: list[Moving]) -> None:
@@ -474,7 +492,7 @@ def _predicted(model: Quadratic, coefficients: Tensor, rate: Tensor) -> Tensor:
     """-(slope . c + c . H c / 2) in float64, for the step that the rate and the coefficients make."""
     c = coefficients.to(torch.float64) * rate
     slope, curvature = (part.to(torch.float64) for part in (model.slope, model.curvature))
-    return -((slope * c).sum() + ((curvature @ c) * c).sum() / 2)
+    return -((slope * c).sum() + ((curvature * c).sum(-1) * c).sum() / 2)  # a product would be a call of a library
 
 
 def _finite(tensors: Iterable[Tensor]) -> Tensor:

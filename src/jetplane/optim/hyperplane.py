@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["HyperplaneSearch"]
 
 _FEW = 1 << 14  # entries of all directions up to which they are kept for the update: to make them anew takes longer
+_FEW_DIRECTIONS = 4  # up to which Python's own arithmetic is faster than tensors
 _LOOK_EVERY = 100  # steps of a compiled optimizer on CUDA between looks at how they went, each of which waits
 
 
@@ -297,10 +299,10 @@ class HyperplaneSearch(torch.optim.Optimizer):
         if not any(program.used):
             raise ValueError("the closure uses none of the parameters; expected a loss that depends on them.")
         status = next((step.status for step in steps if step.status is not Status.OK), Status.OK)
-        coefficients = torch.stack([step.coefficients for step in steps])
-        loss = models[0].loss
-        numbers = [loss.reshape(1), coefficients.flatten(), *(model.slope for model in models)]
-        if not finite([torch.cat(numbers)]):  # one small tensor: four of them would take longer than the solution
+        one = self.samples == 1  # then nothing is stacked, which would take longer than the solution
+        coefficients = steps[0].coefficients.unsqueeze(0) if one else torch.stack([s.coefficients for s in steps])
+        numbers = [models[0].loss, coefficients, *(model.slope for model in models)]
+        if not finite(numbers):
             status = Status.NONFINITE
         factor, actual, deltas = 1.0, None, []
         if status is Status.OK:
@@ -314,12 +316,12 @@ class HyperplaneSearch(torch.optim.Optimizer):
             factor, actual, status = self._try(program, models, coefficients * lr, deltas, factor)
         if factor != 1.0:
             deltas = [delta.mul_(factor) for delta in deltas]
-        one = self.samples == 1
+        final = coefficients if factor == 1.0 else coefficients * factor
         report = Report(
             loss=measured[0].loss,
-            slope=_joined([model.slope for model in measured], one),
-            curvature=_joined([model.curvature for model in measured], one),
-            coefficients=_joined(list(coefficients * factor), one),
+            slope=measured[0].slope if one else torch.stack([model.slope for model in measured]),
+            curvature=measured[0].curvature if one else torch.stack([model.curvature for model in measured]),
+            coefficients=final[0] if one else final,
             predicted=_predicted(models, coefficients * (lr * factor)),
             actual=actual,
             status=status,
@@ -516,14 +518,20 @@ def _beginning(directions: Family, solver: Solver) -> dict[str, Any]:
     }
 
 
-def _joined(parts: list[Tensor], one: bool) -> Tensor:
-    return parts[0] if one else torch.stack(parts)
-
-
 def _predicted(models: list[Quadratic], coefficients: Tensor) -> Tensor:
     """The mean over planes of -(slope . c + c . H c / 2)."""
+    if len(models) == 1 and models[0].k <= _FEW_DIRECTIONS and coefficients.device.type == "cpu":
+        return _predicted_by_numbers(models[0], coefficients[0])
     parts = [-(m.slope @ c + c @ m.curvature @ c / 2) for m, c in zip(models, coefficients, strict=True)]
-    return torch.stack(parts).mean()
+    return parts[0] if len(parts) == 1 else torch.stack(parts).mean()
+
+
+def _predicted_by_numbers(model: Quadratic, coefficients: Tensor) -> Tensor:
+    """The same in Python's own arithmetic, which for a few numbers takes less time than tensors do."""
+    c, slope = coefficients.tolist(), model.slope.tolist()
+    curved = [sum(map(operator.mul, row, c)) for row in model.curvature.tolist()]
+    predicted = -(sum(map(operator.mul, slope, c)) + sum(map(operator.mul, curved, c)) / 2)
+    return torch.tensor(predicted, dtype=coefficients.dtype)
 
 
 # -- checks of what the user gives --------------------------------------------------------------------------------

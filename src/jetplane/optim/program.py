@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -68,10 +68,13 @@ class Program:
         self._leaves = leaves
         self._labels = labels
         self._repeats = repeats
-        self._replay = Replay(leaf.device for leaf in leaves)
         self._unused = set(labels)
         self._graphless = False
         self.evaluations = 0
+
+    @cached_property
+    def _replay(self) -> Replay:
+        return Replay(leaf.device for leaf in self._leaves)
 
     @property
     def aux(self) -> Any:
@@ -85,7 +88,8 @@ class Program:
 
     def quadratic(self, directions: Directions, curvature: Curvature, chunk_size: int | None) -> Quadratic:
         """The quadratic model of the mean loss in the plane of ``directions``."""
-        directions = Unwatched(directions, self._replay)
+        if self._repeats:
+            directions = Unwatched(directions, self._replay)
         pairs = curvature.pairs(directions.k)
         work = chunks(pairs, chunk_size, is_late(curvature))
         parts = [self._run(partial(self._jet, directions, chunk)) for chunk in work]
@@ -169,9 +173,17 @@ class Program:
         for position, (leaf, label) in enumerate(zip(self._leaves, self._labels, strict=True)):
             one.perturb(Leaf(leaf, position, directions, chunk.rows), label)
         with torch.no_grad(), one.running():
-            loss = self._call(closure).clone()  # the loss may be a parameter itself, which is going to move
+            loss = self._call(closure)
+            if self._is_leaf(loss):
+                loss = loss.clone()  # which reads it, so that the leaf is known to be used
         self._unused &= set(one.unused())
-        return one.jet(loss)
+        jet = one.jet(loss)
+        return Jet(loss.clone(), jet.tangent, jet.second)  # it may be a tensor of the user's, which is going to change
+
+    def _is_leaf(self, loss: Tensor) -> bool:
+        """Whether the loss is a leaf itself, or a view of one."""
+        place = loss.untyped_storage().data_ptr()
+        return any(leaf.untyped_storage().data_ptr() == place for leaf in self._leaves)
 
     def _gradient(self, closure: Closure) -> list[Tensor]:
         with torch.inference_mode(False), torch.enable_grad():
@@ -217,21 +229,24 @@ def _detached(tensor: Tensor) -> Tensor:
     return tensor.detach().clone()  # it may be a parameter or a buffer, which are going to change
 
 
-@contextlib.contextmanager
-def _no_backward(leaves: Sequence[Tensor]) -> Iterator[None]:
-    """Refuse closures that call backward, and keep the leaves' ``grad`` as it is."""
-    grads = [leaf.grad for leaf in leaves]
-    for leaf in leaves:
-        leaf.grad = None
-    try:
-        yield
-        called = any(leaf.grad is not None for leaf in leaves)
-    except RuntimeError as error:
-        if _NO_GRAPH in str(error) or any(leaf.grad is not None for leaf in leaves):
+class _no_backward:
+    """Refuse closures that call backward, and keep the leaves' ``grad`` as it is. A class, for it is entered often."""
+
+    def __init__(self, leaves: Sequence[Tensor]) -> None:
+        self._leaves = leaves
+
+    def __enter__(self) -> None:
+        self._grads = [leaf.grad for leaf in self._leaves]
+        for leaf, grad in zip(self._leaves, self._grads, strict=True):
+            if grad is not None:
+                leaf.grad = None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        called = any(leaf.grad is not None for leaf in self._leaves)
+        for leaf, grad in zip(self._leaves, self._grads, strict=True):
+            if called or grad is not None:
+                leaf.grad = grad
+        if error is None and called:
+            raise ValueError(_BACKWARD)
+        if isinstance(error, RuntimeError) and (called or _NO_GRAPH in str(error)):
             raise ValueError(_BACKWARD) from error
-        raise
-    finally:
-        for leaf, grad in zip(leaves, grads, strict=True):
-            leaf.grad = grad
-    if called:
-        raise ValueError(_BACKWARD)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,8 @@ from torch import Tensor
 
 from ..ad.directions import Directions
 from ..ad.replay import Replay
+
+_FEW = 16  # entries up to which operations on a tensor take longer than Python's own arithmetic
 
 
 @dataclass(frozen=True)
@@ -78,10 +81,19 @@ def clipped(deltas: Sequence[Tensor], limit: float) -> float:
 
 
 def finite(tensors: Sequence[Tensor]) -> bool:
-    """Whether every entry of all tensors is finite."""
-    if len(tensors) == 1:
-        return bool(torch.isfinite(tensors[0]).all())
-    return bool(torch.stack([torch.isfinite(tensor).all() for tensor in tensors]).all())
+    """Whether every entry of all tensors is finite.
+
+    Example:
+        >>> finite([torch.ones(2)]), finite([torch.ones(2), torch.tensor([math.inf])])
+        (True, False)
+    """
+    if all(tensor.numel() <= _FEW and tensor.device.type == "cpu" for tensor in tensors):
+        return all(math.isfinite(number) for tensor in tensors for number in tensor.reshape(-1).tolist())
+    # A sum is not finite where an entry is not: one pass over each tensor, and no second one of the same size.
+    sums = [tensor.sum() for tensor in tensors]
+    if math.isfinite(float(sums[0] if len(sums) == 1 else torch.stack(sums).sum())):
+        return True
+    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)  # or finite ones whose sum overflows
 
 
 class Held:

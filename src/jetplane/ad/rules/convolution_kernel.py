@@ -15,7 +15,7 @@ from ..jet import Operand, PairSet
 
 __all__ = ["ENABLED", "convolution_jet", "pays", "rounded"]
 
-# Set to True, or JETPLANE_CONVOLUTION_KERNEL=1 in the environment, to use it. Not yet timed on a GPU, so off until asked.
+# Set to True, or JETPLANE_CONVOLUTION_KERNEL=1 in the environment, to use it: not yet timed on a GPU, so off.
 ENABLED = os.environ.get("JETPLANE_CONVOLUTION_KERNEL", "0") == "1"
 
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
