@@ -631,10 +631,10 @@ def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main(["demo", "--out", str(tmp_path), "--epochs", "1"]) == 0
         out = capsys.readouterr().out
         assert "MLP (LayerNorm, GELU)" in out and f"report: {tmp_path / 'report.html'}" in out
-        for label in ("FGD", "FoMoH ", "FoMoH-2D", "FoMoH-3D", "Backpropagation", "Newton"):
+        for label in ("HorizonAdam (J = 4)", "FGD", "FoMoH ", "FoMoH-2D", "FoMoH-3D", "Backpropagation", "Newton"):
             assert f"\n{label}" in out
     records = report.read([tmp_path])
-    assert len(records) == 5 and all(record.epoch == 1 for record in records)
+    assert len(records) == 6 and all(record.epoch == 1 for record in records)
     assert "The Rosenbrock function in 2D" in (tmp_path / "report.html").read_text()
 
 

@@ -167,9 +167,18 @@ def _check(out: Path, expected: Trainer) -> None:
     assert not list(out.glob("*.part"))
 
 
-def _kill_and_resume(kills: int, epochs: int, within: float, tmp_path: Path) -> None:
-    options = {"model": "logistic-regression", "method": "fomoh-kd", "k": 2, "lr": 0.05, "batch_size": 1500}
-    options |= {"epochs": epochs, "dataset": "digits", "device": "cpu", "schedule": "rise", "patience": 1}
+_PLANE = {"model": "logistic-regression", "method": "fomoh-kd", "k": 2, "lr": 0.05, "batch_size": 1500}
+
+
+def _kill_and_resume(kills: int, epochs: int, within: float, tmp_path: Path, what: dict[str, Any] = _PLANE) -> None:
+    options: dict[str, Any] = {
+        "epochs": epochs,
+        "dataset": "digits",
+        "device": "cpu",
+        "schedule": "rise",
+        "patience": 1,
+    }
+    options |= what
     command = [sys.executable, "-m", "jetplane.cli", "train", "--out", str(tmp_path / "run"), "--quiet"]
     command += ["--checkpoint-seconds", "0"]
     for name, value in options.items():
@@ -189,6 +198,13 @@ def test_kill_and_resume_is_the_run_that_was_never_killed(tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_twenty_kills(tmp_path: Path) -> None:
     _kill_and_resume(kills=20, epochs=150, within=0.8, tmp_path=tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["forward-adam", "horizon"])
+def test_kill_and_resume_on_forward_gradients(method: str, tmp_path: Path) -> None:
+    what = {"model": "cnn", "method": method, "samples": 2, "batch_size": 100, "hold_out": 5700, "schedule": "cosine"}
+    _kill_and_resume(kills=3, epochs=8, within=4.0, tmp_path=tmp_path, what=what)
 
 
 def test_a_signal_is_answered_with_its_exit_status(

@@ -64,21 +64,22 @@ def assert_same(run: Trainer, other: Trainer) -> None:
     """The two runs are equal bit for bit: parameters, optimizer, and the metrics of every epoch."""
     for (name, ours), theirs in zip(run.model.state_dict().items(), other.model.state_dict().values(), strict=True):
         assert torch.equal(ours, theirs), name
-    _assert_equal(run.method.state_dict(), other.method.state_dict())
+    assert_equal(run.method.state_dict(), other.method.state_dict())
     assert run.schedule.state_dict() == other.schedule.state_dict()
     assert [numbers(one) for one in run.history] == [numbers(one) for one in other.history]
 
 
-def _assert_equal(a: Any, b: Any) -> None:
+def assert_equal(a: Any, b: Any) -> None:
+    """Two trees of state are equal bit for bit."""
     if isinstance(a, torch.Tensor):
         assert torch.equal(a, b)
     elif isinstance(a, dict):
         assert list(a) == list(b)
         for key in a:
-            _assert_equal(a[key], b[key])
+            assert_equal(a[key], b[key])
     elif isinstance(a, list | tuple):
         assert type(a) is type(b)
         for one, other in zip(a, b, strict=True):
-            _assert_equal(one, other)
+            assert_equal(one, other)
     else:
         assert a == b

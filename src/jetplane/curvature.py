@@ -177,15 +177,26 @@ def _read(jet: Jet, pairs: PairSet) -> Quadratic:
         raise ValueError(
             f"the loss has shape {tuple(jet.primal.shape)}; expected a single number, or one for each sample (B,)."
         )
+    if single:  # a mean would only take time
+        return _single(jet, pairs)
     loss = jet.primal.reshape(-1).mean()
     if jet.tangent is None:
         slope, noise = loss.new_zeros(pairs.k), None
     else:
         slopes = jet.tangent.reshape(pairs.k, -1)
-        slope, noise = slopes.mean(1), None if single else _noise(slopes)
+        slope, noise = slopes.mean(1), _noise(slopes)
     if jet.second is None or not pairs.rows:
         return Quadratic(loss, slope, loss.new_zeros(pairs.k, pairs.k), noise)
     return Quadratic(loss, slope, pairs.matrix(jet.second.reshape(pairs.rows, -1).mean(1)), noise)
+
+
+def _single(jet: Jet, pairs: PairSet) -> Quadratic:
+    """The model where the loss is one number."""
+    loss = jet.primal.reshape(())
+    slope = loss.new_zeros(pairs.k) if jet.tangent is None else jet.tangent.reshape(pairs.k)
+    if jet.second is None or not pairs.rows:
+        return Quadratic(loss, slope, loss.new_zeros(pairs.k, pairs.k))
+    return Quadratic(loss, slope, pairs.matrix(jet.second.reshape(pairs.rows)))
 
 
 def _noise(slopes: Tensor) -> Tensor:

@@ -5,8 +5,10 @@ Everything here was checked on torch 2.11 to 2.13; when a new release moves some
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 import torch
@@ -58,11 +60,14 @@ OpOverload = torch._ops.OpOverload
 SingleLevelFunction = _function._SingleLevelFunction
 
 _KEYS = torch._C.DispatchKey
-_AUTOCAST = [
-    getattr(_KEYS, name)
-    for name in dir(_KEYS)
-    if name.startswith("Autocast") and name not in ("AutocastFunctionality",)
-]
+_AUTOCAST = reduce(
+    operator.or_,
+    (
+        torch._C.DispatchKeySet(getattr(_KEYS, name))
+        for name in dir(_KEYS)
+        if name.startswith("Autocast") and name not in ("AutocastFunctionality",)
+    ),
+)
 
 
 class AboveAutograd:
@@ -77,9 +82,7 @@ class AboveAutograd:
         self.differentiable = torch.is_grad_enabled()
         self.include = torch._C._dispatch_tls_local_include_set()
         exclude = torch._C._dispatch_tls_local_exclude_set()
-        for key in _AUTOCAST:
-            exclude = exclude.add(key)
-        self.exclude = exclude
+        self.exclude = exclude | _AUTOCAST
 
     def __call__(self) -> _Restored:
         """A context in which the state is restored."""

@@ -65,8 +65,13 @@ def primal_of(value: Any) -> Any:
 
 
 def primals_of(tree: Any) -> Any:
-    """``tree`` with every Operand replaced by its value."""
-    return _torch.pytree.tree_map(primal_of, tree, is_leaf=lambda leaf: isinstance(leaf, Operand))
+    """``tree`` with every Operand replaced by its value. By hand: torch's tree_map costs more than a small rule."""
+    if isinstance(tree, Operand):
+        return tree.primal
+    if isinstance(tree, list | tuple):
+        values = [primals_of(leaf) for leaf in tree]
+        return values if isinstance(tree, list) else tuple(values)
+    return {name: primals_of(leaf) for name, leaf in tree.items()} if isinstance(tree, dict) else tree
 
 
 def evaluate(op: Any, args: Sequence[Any], kwargs: dict[str, Any] | None = None) -> Any:
@@ -91,6 +96,13 @@ def elementwise(op: Any, first: Derivative, second: Derivative | None = None) ->
         d = first(x.primal, y, *rest, **kwargs)
         curved = second is not None and pairs.rows and x.tangent is not None
         h = second(x.primal, y, d, *rest, **kwargs) if curved and second is not None else None
+        if x.primal.shape == y.shape:  # the chain rule below, for one operand
+            tangent, rows = scaled(x.tangent, d), scaled(x.second, d) if pairs.rows else None
+            bent = scaled(x.tangent, h)
+            if bent is not None:
+                product = pairs.outer(bent, x.tangent)
+                rows = product if rows is None else rows + product
+            return Operand(y, tangent, rows)
         return chain(pairs, y, [x], [d], {(0, 0): h})
 
     add(op, Rule("elementwise", Kind.JET, rule))

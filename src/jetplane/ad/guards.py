@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -33,58 +32,71 @@ def refuse_transforms() -> None:
         )
 
 
-@contextlib.contextmanager
-def guarded(mode: JetMode) -> Iterator[None]:
-    """Run a pass with every known leak of tangents closed; all settings are restored on the way out."""
-    refuse_transforms()
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_autocast_without_cache())
-        stack.enter_context(_no_fused_encoder())
-        stack.enter_context(_torch.unfused_script())  # its fused kernels are invisible
+class guarded:
+    """Run a pass with every known leak of tangents closed; all settings are restored on the way out.
+
+    A class, as the parts are: generators would cost more than a small program inside.
+    """
+
+    def __init__(self, mode: JetMode) -> None:
+        self._mode = mode
+
+    def __enter__(self) -> None:
+        refuse_transforms()
+        mode = self._mode
+        # its fused kernels are invisible
+        contexts: list[Any] = [_Settings(), _torch.unfused_script()]
         if "torch._dynamo" in sys.modules:  # else nothing has been compiled, and importing it takes seconds
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(_hooks(mode))
-        stack.enter_context(mode.stops)
-        mode.above = _torch.AboveAutograd()  # as late as this: other modes may have been entered since
-        stack.enter_context(mode)
-        yield
+            contexts.append(torch.compiler.set_stance("force_eager"))
+        contexts += [_Hooks(mode), mode.stops]
+        self._entered: list[Any] = []
+        try:
+            for context in contexts:
+                context.__enter__()
+                self._entered.append(context)
+            mode.above = _torch.AboveAutograd()  # as late as this: other modes may have been entered since
+            mode.__enter__()
+            self._entered.append(mode)
+        except BaseException:
+            self.__exit__(*sys.exc_info())
+            raise
+
+    def __exit__(self, *exc: Any) -> None:
+        while self._entered:
+            self._entered.pop().__exit__(*exc)
 
 
-@contextlib.contextmanager
-def _autocast_without_cache() -> Iterator[None]:
-    # The cache holds casts of weights made before they were perturbed.
-    enabled = torch.is_autocast_cache_enabled()
-    torch.clear_autocast_cache()
-    torch.set_autocast_cache_enabled(False)
-    try:
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(enabled)
+class _Settings:
+    """Autocast without its cache, which holds casts of weights made before they were perturbed; no fused encoder."""
+
+    def __enter__(self) -> None:
+        self._cached = torch.is_autocast_cache_enabled()
+        self._fused = torch.backends.mha.get_fastpath_enabled()
+        torch.clear_autocast_cache()
+        torch.set_autocast_cache_enabled(False)
+        torch.backends.mha.set_fastpath_enabled(False)
+
+    def __exit__(self, *exc: object) -> None:
+        torch.backends.mha.set_fastpath_enabled(self._fused)
+        torch.set_autocast_cache_enabled(self._cached)
         torch.clear_autocast_cache()
 
 
-@contextlib.contextmanager
-def _no_fused_encoder() -> Iterator[None]:
-    enabled = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(enabled)
+class _Hooks:
+    """What must be seen in all threads while a pass runs."""
 
+    def __init__(self, mode: JetMode) -> None:
+        self._entry = mode, threading.get_ident()
 
-@contextlib.contextmanager
-def _hooks(mode: JetMode) -> Iterator[None]:
-    entry = (mode, threading.get_ident())
-    with _LOCK:
-        if not _ACTIVE:
-            _install()
-        _ACTIVE.append(entry)
-    try:
-        yield
-    finally:
+    def __enter__(self) -> None:
         with _LOCK:
-            _ACTIVE.remove(entry)
+            if not _ACTIVE:
+                _install()
+            _ACTIVE.append(self._entry)
+
+    def __exit__(self, *exc: object) -> None:
+        with _LOCK:
+            _ACTIVE.remove(self._entry)
             if not _ACTIVE:
                 _uninstall()
 

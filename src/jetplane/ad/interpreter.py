@@ -42,6 +42,7 @@ class JetMode(_torch.DispatchMode):
         self.stops = StopMode(self)
         self._records: weakref.WeakKeyDictionary[Any, Record | Seed] = weakref.WeakKeyDictionary()
         self._stopped: dict[int, weakref.ref[Tensor]] = {}
+        self._unused: list[Seed] = []  # that no operation has been seen to read
         self._functions: list[str] = []  # autograd.Functions running that no perturbed tensor was passed to
 
     # -- records ----------------------------------------------------------------------------------------------------
@@ -52,6 +53,7 @@ class JetMode(_torch.DispatchMode):
         other = self._records.get(storage)
         if other is None:
             self._records[storage] = seed
+            self._unused.append(seed)
             return
         # leaves that are parts of one storage share a record, where their uses cannot be told apart
         seed.used = True
@@ -152,13 +154,18 @@ class JetMode(_torch.DispatchMode):
             return func(*args, **kwargs)
         if step.kind is Kind.MISSING:
             return self._missing(step, func, args, kwargs)
+        if self._unused:
+            self._note_use(tracked)
+        if step.kind is Kind.INPLACE:
+            return self._write(step, func, args, kwargs, tracked)
+        return self._return(self._apply(step, func, args, kwargs, tracked), args)
+
+    def _note_use(self, tracked: list[Tensor]) -> None:
         for tensor in tracked:
             record = self._records.get(tensor.untyped_storage())
             if isinstance(record, Seed):
                 record.used = True
-        if step.kind is Kind.INPLACE:
-            return self._write(step, func, args, kwargs, tracked)
-        return self._return(self._apply(step, func, args, kwargs, tracked), args)
+        self._unused = [seed for seed in self._unused if not seed.used]
 
     def _apply(self, step: Plan, func: Any, args: Any, kwargs: Any, tracked: list[Tensor]) -> Any:
         """The outputs of an operation: jets from a rule, tensors of the program from a composite."""
@@ -275,11 +282,14 @@ class JetMode(_torch.DispatchMode):
     def _overwrite(self, target: Tensor, tangent: Tensor | None, second: Tensor | None) -> None:
         storage = target.untyped_storage()
         record = self._records.get(storage)
+        if record is None and _fits(tangent, target) and _fits(second, target):  # as nearly always
+            if tangent is not None or second is not None:
+                self._records[storage] = Record(target, tangent, second)
+            return
         with self.above():
             tangent, second = _cast(tangent, target), _cast(second, target)
             if record is None:
-                if tangent is not None or second is not None:
-                    self._records[storage] = Record(target, tangent, second)
+                self._records[storage] = Record(target, tangent, second)
                 return
             if isinstance(record, Seed):
                 record = record.record(target)
@@ -331,7 +341,10 @@ class JetMode(_torch.DispatchMode):
     def _lift(self, value: Any, read: Read | None = None) -> Any:
         """An argument with jets in place of perturbed tensors; ``read`` gives the rows of one."""
         if isinstance(value, Tensor):
-            record = self.record_of(value) if self.tracks(value) else None
+            try:
+                record = self.record_of(value)
+            except NotImplementedError:  # sparse and nested layouts own no single storage
+                return value
             if record is None:
                 return value
             tangent, second = record.read(value) if read is None else read(value)
@@ -352,6 +365,10 @@ def _fresh(value: Tensor, args: Any) -> Tensor:
     if value.requires_grad or value._is_view() or any(value is a for a in args):
         return value.detach()
     return value
+
+
+def _fits(rows: Tensor | None, value: Tensor) -> bool:
+    return rows is None or rows.dtype == value.dtype
 
 
 def _cast(rows: Tensor | None, value: Tensor) -> Tensor | None:

@@ -119,6 +119,8 @@ class PairSet:
         if self.shape == "star":
             return self._collapse(a[:1] * b[1:])
         if self.shape == "all":
+            if self.k == 2:  # the same with fewer calls
+                return self._collapse(torch.cat([a[:1] * b, a[1:] * b[1:]]))
             return self._collapse(torch.cat([a[i : i + 1] * b[i:] for i in range(self.k)]))
         i, j = self._index(a.device)
         return self._collapse(a[i] * b[j])
@@ -160,6 +162,8 @@ class PairSet:
         """The symmetric (K, K, *S) array of second rows (pairs, *S); pairs outside the set are zero."""
         if self.weights is not None:
             raise ValueError("a weighted sum of pairs is one row and has no matrix; expected a set without weights.")
+        if self.shape == "all" and self.k == 2:
+            return torch.cat([rows[:2], rows[1:]]).reshape(2, 2, *rows.shape[1:])
         if self.shape == "all":  # a gather, with places made on the device
             number = torch.arange(self.k, device=rows.device)
             low, high = torch.minimum(number[:, None], number), torch.maximum(number[:, None], number)

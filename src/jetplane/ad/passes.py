@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,11 +45,9 @@ class Pass:
         """A pass over all directions at once; ``late``: second order begins at the loss."""
         return Pass(pairs, Boundary(PairSet.none(pairs.k), pairs) if late else None)
 
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """The engine is active inside."""
-        with guarded(self.mode):
-            yield
+    def running(self) -> guarded:
+        """A context in which the engine is active."""
+        return guarded(self.mode)
 
     def unused(self) -> list[str]:
         """Labels of the leaves that no operation has read."""

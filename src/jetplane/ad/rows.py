@@ -126,6 +126,7 @@ class Seed:
     def __init__(self, tensor: Tensor, source: Source, label: str) -> None:
         self._source = source
         self._held: Tensor | None = None
+        self._views: Record | None = None
         self._shape = geometry(tensor)
         self.label = label
         self.used = False
@@ -134,7 +135,12 @@ class Seed:
         """Tangent and second rows of ``tensor``, a view of the leaf."""
         if geometry(tensor) == self._shape:
             return self._tangent(), self._source.second()
-        return self.record(tensor).read(tensor)
+        if self._views is None:
+            record = self.record(tensor)
+            if self._held is None:
+                return record.read(tensor)
+            self._views = record  # of rows that are held; writes make a record of their own
+        return self._views.read(tensor)
 
     def record(self, tensor: Tensor) -> Record:
         """The leaf's rows as an ordinary record, for views and writes."""

@@ -25,6 +25,7 @@ _COLUMNS = (
     ("validation_nll", "valid. NLL"),
     ("validation_accuracy", "valid. acc."),
 )
+_TEST = (("test_nll", "test NLL"), ("test_accuracy", "test acc."))
 _EXIT = {"SIGINT": 130, "SIGTERM": 143}  # as a shell reports them
 
 
@@ -33,30 +34,40 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     names = list(presets.PRESETS)
     parser: argparse.ArgumentParser = commands.add_parser(
         "train",
-        help="train a model with one of the paper's rows, or with any method",
+        help="train a model forward-only, with one of the paper's rows, or with any method",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Train a model, and record the run in a folder: config, metrics of every epoch, checkpoints.\n"
         "\n"
         "PRESET names a row of the paper's tables with its hyper-parameters; every option overrides it:\n"
-        f"  {' '.join(names[:9])}\n  {' '.join(names[9:18])}\n  {' '.join(names[18:])}\n"
+        f"  {' '.join(names[:9])}\n  {' '.join(names[9:18])}\n  {names[18]}\n"
         "lr- is logistic regression, cnn- the convolutional network, -sch the row with a schedule of the learning\n"
-        "rate. Without a preset say at least --method.\n"
+        "rate. Beyond the paper, with 5,000 digits held out and the test split looked at once, at the end:\n"
+        f"  {' '.join(names[19:])}\n"
+        "forward- is Adam on forward gradients, horizon- the same without a learning rate, search- the Gauss-Newton\n"
+        "search in a plane, and adam- backprop beside them. Without a preset say at least --method.\n"
         "\n"
         "A run that was stopped, also by kill -9, goes on with --resume, bit for bit as if never stopped.",
         epilog="examples:\n"
         "  jetplane train quick                                    FoMoH-3D on 6,000 digits, in a minute\n"
+        "  jetplane train forward-cnn --device cuda --compile      forward gradients with Adam, at MNIST\n"
         "  jetplane train cnn-fomoh-3d-sch --seeds 0 1 3 --device cuda --together\n"
         "  jetplane train lr-fomoh-2d --epochs 50 --lr 0.1         a row of the paper, changed\n"
         "  jetplane train --method adam --lr 0.001 --dataset digits --epochs 5\n"
         "  jetplane train quick --resume                           go on with a run that was stopped",
     )
-    parser.add_argument("name", nargs="?", metavar="PRESET", help="a row of the paper, or quick")
+    parser.add_argument("name", nargs="?", metavar="PRESET", help="a row of the paper, one beyond it, or quick")
     add = parser.add_argument_group("what to train").add_argument
     add("--preset", metavar="PRESET", help="the same")
     add("--model", metavar="NAME", help=f"{' or '.join(models.MODELS)}")
     add("--method", metavar="NAME", help=f"{', '.join(METHODS)} (backprop is plain SGD)")
-    add("--k", type=int, metavar="K", help="directions, of fgd and fomoh-kd")
-    add("--lr", type=float, metavar="X", help="learning rate")
+    add("--k", type=int, metavar="K", help="directions, of fgd, fomoh-kd (1) and gauss-newton (32)")
+    add(
+        "--samples",
+        type=int,
+        metavar="J",
+        help="tangents of each activation, of forward-adam, forward-sgd, horizon (4)",
+    )
+    add("--lr", type=float, metavar="X", help="learning rate; of horizon and gauss-newton a factor (1)")
     add("--batch-size", type=int, metavar="N")
     add("--epochs", type=int, metavar="N")
     seeds = parser.add_mutually_exclusive_group()
@@ -71,10 +82,10 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     add("--solver", metavar="NAME", help=f"of fomoh, fomoh-bp and fomoh-kd: {', '.join(SOLVERS)}")
     add("--start", type=float, metavar="X", help=f"damping, radius or sigma at the start, of {', '.join(ADAPTIVE)}")
     add("--divergence", type=_limit, metavar="X", help="end above X times the first loss, for 3 epochs; or none")
-    add("--eps", type=float, metavar="X", help="added to the curvature (fomoh, fomoh-bp), or adam's")
+    add("--eps", type=float, metavar="X", help="added to the curvature (fomoh, fomoh-bp), or Adam's")
     add("--clip", type=float, metavar="X", help="largest length of an update")
     add("--weight-decay", type=float, metavar="X")
-    add("--momentum", type=float, metavar="X", help="of sgd")
+    add("--momentum", type=float, metavar="X", help="of sgd and forward-sgd")
     add = parser.add_argument_group("data and device").add_argument
     add("--dataset", metavar="NAME", help="mnist, fashion-mnist, or digits: a subset of MNIST inside the package")
     add("--data-dir", metavar="DIR", help="where the files of the data set lie (default: JETPLANE_DATA, or the cache)")
@@ -98,7 +109,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 _FIELDS = (
     *("model", "method", "k", "lr", "batch_size", "epochs", "schedule", "gamma", "period", "patience", "solver"),
     *("eps", "clip", "weight_decay", "momentum", "dataset", "hold_out", "evaluate_train", "device", "dtype"),
-    *("tf32", "compile", "start", "divergence"),
+    *("tf32", "compile", "start", "divergence", "samples"),
 )
 
 
@@ -157,7 +168,8 @@ def _asked(arguments: argparse.Namespace) -> tuple[Preset | None, Config]:
         return None, Config(**changes)
     base = preset.config
     if changes.get("method", base.method) != base.method:  # what belongs to the preset's method goes with it
-        base = Config(model=base.model, dataset=base.dataset, epochs=base.epochs, batch_size=base.batch_size)
+        kept = {name: getattr(base, name) for name in ("model", "dataset", "epochs", "batch_size", "hold_out")}
+        return preset, Config(**kept | changes)
     return preset, base.replace(**changes)
 
 
@@ -213,9 +225,11 @@ def _print_table(summaries: list[Summary], preset: Preset | None) -> None:
     finals = [summary.final for summary in summaries if summary.final is not None]
     if not finals:
         return
-    print(f"\n{'':<20}" + "".join(f"{title:>18}" for _, title in _COLUMNS))
+    tested = all(final.test_nll is not None for final in finals)
+    columns = (*_COLUMNS, *(_TEST if tested else ()))
+    print(f"\n{'':<20}" + "".join(f"{title:>18}" for _, title in columns))
     label = "last epoch" if len(finals) == 1 else f"{len(finals)} seeds"
-    ours = [_spread([getattr(final, name) for final in finals]) for name, _ in _COLUMNS]
+    ours = [_spread([getattr(final, name) for final in finals]) for name, _ in columns]
     print(f"{label:<20}" + "".join(f"{text:>18}" for text in ours))
     if preset is not None and preset.paper is not None:
         theirs = ["{:.4f} ± {:.4f}".format(*getattr(preset.paper, name)) for name, _ in _COLUMNS]

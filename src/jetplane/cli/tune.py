@@ -49,7 +49,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         "  jetplane tune quick --trials 5 --epochs 2               a look, on the digits inside the package",
     )
     add = parser.add_argument
-    add("preset", metavar="PRESET", help="what to tune: a row of the paper such as lr-fgd or cnn-fomoh-3d, or quick")
+    add("preset", metavar="PRESET", help="what to tune, such as lr-fgd, cnn-fomoh-3d, forward-cnn or quick")
     add("--trials", type=_positive, metavar="N", help="in all, over all processes (default: 100)")
     add("--epochs", type=_positive, metavar="N", help="of every trial (default: 50)")
     add("--sampler", choices=tuning.SAMPLERS, help="how parameters are chosen (default: bayes)")

@@ -31,7 +31,15 @@ def normal(stream: counter.Stream, start: int, stop: int, size: int, *, dtype: t
     return torch.ops.jetplane.normal(*words, place, start, stop, size, dtype)
 
 
-@torch.library.custom_op("jetplane::normal", mutates_args=())
+# Not a custom_op, whose wrappers for autograd and aliases take longer than a few numbers do: it has no derivative.
+_LIBRARY = torch.library.Library("jetplane", "FRAGMENT")
+_LIBRARY.define(
+    "normal(Tensor seed, Tensor step, SymInt place, SymInt start, SymInt stop, SymInt size, ScalarType dtype) "
+    "-> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+
 def _normal(seed: Tensor, step: Tensor, place: int, start: int, stop: int, size: int, dtype: torch.dtype) -> Tensor:
     if fast(step.device):
         from . import kernels
@@ -43,6 +51,9 @@ def _normal(seed: Tensor, step: Tensor, place: int, start: int, stop: int, size:
     return counter.normal(stream, start, stop, size, dtype=dtype, device=step.device).contiguous()
 
 
-@_normal.register_fake
+_LIBRARY.impl("normal", _normal, "CompositeExplicitAutograd")
+
+
+@torch.library.register_fake("jetplane::normal", lib=_LIBRARY)
 def _(seed: Tensor, step: Tensor, place: int, start: int, stop: int, size: int, dtype: torch.dtype) -> Tensor:
     return step.new_empty((stop - start, size), dtype=dtype)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..gradients import ForwardGradient
 from ..solvers import Status
-from .path import Path
+from .path import Along, Path
 
 __all__ = ["HorizonAdam", "HorizonReport"]
 
@@ -21,7 +21,9 @@ _GAIN = 2.0  # e-foldings of the rate within a horizon, at most
 _SHORTEST = 20.0  # steps: horizon at the start
 _SHARE = 0.25  # of all steps: horizon later on
 _CAUTIOUS = 1e-2  # of the step that is best on the first batch, which is far too long for a noisy direction
-_COUNT, _RATE, _LEAD = range(3)
+_THROWN = 0.1  # of the first loss: so much above the loss at the trailing mean is no noise
+_COUNT, _RATE, _LEAD, _FIRST = range(4)
+_PATH = ("count", "rate", "lead", "first")
 
 
 class HorizonReport(NamedTuple):
@@ -52,7 +54,9 @@ class HorizonAdam(torch.optim.Optimizer):
     at theta_H where that is more curved. While it is positive the path has not gone far enough, and the rate grows by
     exp(2 lead / H) a step; below -1/2 the trailing mean is a better place than theta, which has overshot or is mostly
     noise, and the rate shrinks alike. A single step cannot tell that: its own best length is that of a greedy step
-    along a noisy direction. H grows with the number of steps, so the rate can change fast early and settles late.
+    along a noisy direction. H grows with the number of steps, so the rate can change fast early and settles late. Where
+    theta is worse than theta_H by more than a tenth of the first loss, as after a step that broke a good fit, the rate
+    is halved at once.
 
     ``eval()`` puts the average of the parameters, in which late steps weigh most, into the model, and ``train()`` the
     parameters back: the average does what a decaying rate would. :meth:`averaged` is the same as a context.
@@ -108,7 +112,7 @@ class HorizonAdam(torch.optim.Optimizer):
         self.estimate = ForwardGradient(self._leaves, samples, seed=seed, capturable=capturable, **options)
         self._path = Path(self._leaves)
         self._calls = 0
-        self._numbers = torch.zeros(3, dtype=torch.float64, device=self._leaves[0].device)
+        self._numbers = torch.zeros(4, dtype=torch.float64, device=self._leaves[0].device)
         self._report: HorizonReport | None = None
         self._evaluating = False
         for leaf in self._leaves:
@@ -161,7 +165,7 @@ class HorizonAdam(torch.optim.Optimizer):
         self.zero_grad(set_to_none=False)
         capturing = self._numbers.is_cuda and torch.cuda.is_current_stream_capturing()
         losses = partial(_losses, closure, batch, has_aux)
-        lead = self._lead(losses, capturing) if self.measures else None
+        seen = self._look_back(losses, capturing) if self.measures else None
         out = self.estimate(closure, *batch, has_aux=has_aux)
         loss, aux = out if has_aux else (out, None)
         grads = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in self._leaves]
@@ -170,11 +174,12 @@ class HorizonAdam(torch.optim.Optimizer):
         directions = self._directions(grads, taken)
         if self._calls == 0:
             self._numbers[_RATE] = self._first_rate(losses, directions, capturing)
-        elif lead is not None:
-            self._follow(lead)
+            self._numbers[_FIRST] = loss
+        elif seen is not None:
+            self._follow(seen)
         self._move(directions, taken)
         self._calls += 1
-        _, rate, led = self._numbers.unbind()
+        _, rate, led, _ = self._numbers.unbind()
         self._report = HorizonReport(loss, rate.clone(), led.clone(), taken, aux)
         return loss
 
@@ -203,8 +208,8 @@ class HorizonAdam(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """torch's, with the numbers of the path and the state of the estimate."""
-        count, rate, lead = self._numbers.tolist()
-        path = {"calls": self._calls, "count": count, "rate": rate, "lead": lead, "evaluating": self._evaluating}
+        numbers = dict(zip(_PATH, self._numbers.tolist(), strict=True))
+        path = {"calls": self._calls, "evaluating": self._evaluating, **numbers}
         return {**super().state_dict(), "path": path, "estimate": self.estimate.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -215,7 +220,7 @@ class HorizonAdam(torch.optim.Optimizer):
         super().load_state_dict({name: state_dict[name] for name in ("state", "param_groups")})
         path = state_dict["path"]
         self._calls, self._evaluating = path["calls"], path["evaluating"]
-        self._numbers.copy_(torch.tensor([path["count"], path["rate"], path["lead"]], dtype=torch.float64))
+        self._numbers.copy_(torch.tensor([path[name] for name in _PATH], dtype=torch.float64))
         self.estimate.load_state_dict(state_dict["estimate"])
 
     # -- one step ---------------------------------------------------------------------------------------------------
@@ -235,15 +240,17 @@ class HorizonAdam(torch.optim.Optimizer):
             directions.append(-(mean / scales[0].to(mean)) / size)
         return directions
 
-    def _lead(self, losses: Callable[[], Tensor], capturing: bool) -> Tensor:
+    def _look_back(self, losses: Callable[[], Tensor], capturing: bool) -> Along:
         path = [leaf - self.state[leaf]["trail"] for leaf in self._leaves]
-        return self._path.along(losses, path, back=True, capturing=capturing).best
+        return self._path.along(losses, path, back=True, capturing=capturing)
 
-    def _follow(self, lead: Tensor) -> None:
+    def _follow(self, seen: Along) -> None:
+        lead = seen.best
         horizon = torch.clamp_min(_SHARE * self._numbers[_COUNT], _SHORTEST)
         urge = torch.where(lead > 0, lead.clamp_max(1), (lead + 0.5).clamp(-1, 0))
         urge = torch.where(torch.isfinite(lead), urge, -1.0)
-        self._numbers[_RATE] *= torch.exp(_GAIN * self.every / horizon * urge)
+        thrown = seen.rise > _THROWN * self._numbers[_FIRST].abs()
+        self._numbers[_RATE] *= torch.where(thrown, 0.5, torch.exp(_GAIN * self.every / horizon * urge))
         self._numbers[_LEAD] = lead
 
     def _first_rate(self, losses: Callable[[], Tensor], directions: list[Tensor], capturing: bool) -> Tensor:
@@ -253,7 +260,7 @@ class HorizonAdam(torch.optim.Optimizer):
         return torch.where(torch.isfinite(best) & (best > 0), _CAUTIOUS * best, 1e-4 * size + 1e-8)
 
     def _move(self, directions: list[Tensor], taken: Tensor) -> None:
-        count, rate, _ = self._numbers
+        count, rate, *_ = self._numbers
         horizon = torch.minimum(torch.clamp_min(_SHARE * count, _SHORTEST), count + 1)
         weight = self.power / (count + self.power) if self.power else torch.ones_like(count)
         moves = dict(zip(self._leaves, directions, strict=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable
 from enum import Enum
 from typing import ClassVar, NamedTuple, Protocol, Self, TypeGuard, runtime_checkable
@@ -85,15 +86,22 @@ class Failure(NamedTuple):
 
 
 Method = Callable[[Plain], "Tensor | Failure"]
+# the same for a slope and a curvature of a few numbers, in Python's own arithmetic
+Few = Callable[[list[float], list[list[float]]], "list[float] | Failure"]
+
+_FEW = 4  # K up to which tensors would take longer than their numbers
 
 
-def solve(model: Quadratic, method: Method, *, descends: bool, limit: float = math.inf) -> Step:
+def solve(model: Quadratic, method: Method, *, descends: bool, limit: float = math.inf, few: Few | None = None) -> Step:
     """The step that ``method`` finds in float64, in the model's dtype and on its device, checked.
 
     A direction that is zero, as one that remembers a step before there was any, gets the coefficient zero whatever the
     method. Where rounding would turn a descending step uphill, it is replaced by the Cauchy step along -g, which has at
-    most the length ``limit``.
+    most the length ``limit``. ``few`` is the method for small K, where there is one.
     """
+    step = _solve_few(model, few, descends) if few is not None and model.k <= _FEW else None
+    if step is not None:
+        return step
     like = model.slope.detach()
     plain = plainly(model, torch.device("cpu"))
     if not (_finite(model.loss) and _finite(plain.slope) and _finite(plain.curvature)):
@@ -113,6 +121,32 @@ def solve(model: Quadratic, method: Method, *, descends: bool, limit: float = ma
     if not (_finite(coefficients) and _finite(predicted)):
         return _stay(like, Status.NONFINITE)
     return Step(coefficients, Status.OK, predicted)
+
+
+def _solve_few(model: Quadratic, few: Few, descends: bool) -> Step | None:
+    """The step in the plane of a few directions; None where there is anything special about it."""
+    like = model.slope.detach()
+    slope, curvature = like.tolist(), model.curvature.detach().tolist()
+    if not (_all_finite([model.loss.item(), *slope], *curvature) and all(slope)):
+        return None
+    found = few(slope, curvature)
+    if isinstance(found, Failure):
+        return _stay(like, found.status)
+    coefficients = torch.tensor(found, dtype=like.dtype, device=like.device)
+    rounded = found if like.dtype == torch.float64 else coefficients.tolist()
+    predicted = -(dot(slope, found) + dot(found, [dot(row, found) for row in curvature]) / 2)
+    if not _all_finite(rounded, [predicted]) or (descends and not dot(rounded, slope) < 0):
+        return None
+    return Step(coefficients, Status.OK, torch.tensor(predicted, dtype=like.dtype, device=like.device))
+
+
+def dot(a: list[float], b: list[float]) -> float:
+    """sum_k a_k b_k"""
+    return sum(map(operator.mul, a, b))
+
+
+def _all_finite(*rows: list[float]) -> bool:
+    return all(math.isfinite(number) for row in rows for number in row)
 
 
 def plainly(model: Quadratic, device: torch.device) -> Plain:

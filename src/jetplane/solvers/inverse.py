@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..ad.jet import Quadratic
-from .base import Failure, Plain, Status, Step, require_positive, solve
+from .base import Failure, Plain, Status, Step, dot, require_positive, solve
 from .traced import TracedStep
 from .traced import inverse as small_inverse
 from .traced import solve as solve_traced
@@ -49,7 +50,7 @@ class JitteredInverse:
             raise ValueError(f"tries is {self.tries}; expected at least one.")
 
     def __call__(self, model: Quadratic) -> Step:
-        return solve(model, self._coefficients, descends=False)
+        return solve(model, self._coefficients, descends=False, few=self._few)
 
     def traced(self, model: Quadratic) -> TracedStep:
         """The same step as a program that asks the host nothing."""
@@ -68,6 +69,15 @@ class JitteredInverse:
     def _extra(self, attempt: int) -> float:
         return self.jitter * self.factor ** (attempt - 1) if attempt else 0.0
 
+    def _few(self, slope: list[float], curvature: list[list[float]]) -> list[float] | Failure:
+        for attempt in range(self.tries):
+            extra = self._extra(attempt)
+            matrix = [[h + extra if i == j else h for j, h in enumerate(row)] for i, row in enumerate(curvature)]
+            inverse = _inverted(matrix)
+            if inverse is not None and _norm(matrix) * _norm(inverse) < 1 / sys.float_info.epsilon:
+                return [-dot(row, slope) for row in inverse]
+        return Failure(Status.SINGULAR)
+
     def _coefficients(self, plain: Plain) -> Tensor | Failure:
         identity = torch.eye(len(plain.slope), dtype=plain.slope.dtype)
         for attempt in range(self.tries):
@@ -77,6 +87,34 @@ class JitteredInverse:
             if int(info) == 0 and bool(coefficients.isfinite().all()) and not _singular(matrix, inverse):
                 return coefficients
         return Failure(Status.SINGULAR)
+
+
+def _inverted(matrix: list[list[float]]) -> list[list[float]] | None:
+    """The inverse by elimination with pivots, None where there is none.
+
+    Example:
+        >>> _inverted([[0.0, 2.0], [4.0, 0.0]])
+        [[0.0, 0.25], [0.5, 0.0]]
+    """
+    k = len(matrix)
+    rows = [[*row, *(1.0 if i == j else 0.0 for j in range(k))] for i, row in enumerate(matrix)]
+    for column in range(k):
+        place = max(range(column, k), key=lambda n: abs(rows[n][column]))
+        if rows[place][column] == 0.0:
+            return None
+        rows[column], rows[place] = rows[place], rows[column]
+        pivot = rows[column]
+        scale = 1.0 / pivot[column]
+        for n in range(k):
+            if n != column:
+                factor = rows[n][column] * scale
+                rows[n] = [a - factor * b for a, b in zip(rows[n], pivot, strict=True)]
+    return [[number / row[n] for number in row[k:]] for n, row in enumerate(rows)]
+
+
+def _norm(matrix: list[list[float]]) -> float:
+    """The largest sum of a column's absolute values."""
+    return max(sum(map(abs, column)) for column in zip(*matrix, strict=True))
 
 
 def _singular(matrix: Tensor, inverse: Tensor) -> bool:

@@ -33,7 +33,10 @@ class NegativeSlope:
             raise ValueError(f"scale is {self.scale}; expected a finite positive number.")
 
     def __call__(self, model: Quadratic) -> Step:
-        return solve(model, lambda plain: -self.scale * plain.slope, descends=True)
+        return solve(model, lambda plain: -self.scale * plain.slope, descends=True, few=self._few)
+
+    def _few(self, slope: list[float], curvature: list[list[float]]) -> list[float]:
+        return [-self.scale * g for g in slope]
 
     def traced(self, model: Quadratic) -> TracedStep:
         """The same step as a program that asks the host nothing."""
@@ -61,11 +64,15 @@ class AbsoluteCurvature:
             raise ValueError(f"eps is {self.eps}; expected a finite number, zero or more.")
 
     def __call__(self, model: Quadratic) -> Step:
-        return solve(model, self._coefficients, descends=True)
+        return solve(model, self._coefficients, descends=True, few=self._few)
 
     def traced(self, model: Quadratic) -> TracedStep:
         """The same step as a program that asks the host nothing."""
         return solve_traced(model, self._quotients, Status.FLAT, descends=True)
+
+    def _few(self, slope: list[float], curvature: list[list[float]]) -> list[float] | Failure:
+        divisors = [abs(curvature[k][k]) + self.eps for k in range(len(slope))]
+        return [-g / d for g, d in zip(slope, divisors, strict=True)] if all(divisors) else Failure(Status.FLAT)
 
     def _quotients(self, plain: Plain) -> tuple[Tensor, Tensor]:
         divisor = plain.curvature.diagonal().abs() + self.eps

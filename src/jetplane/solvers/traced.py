@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..ad.jet import Quadratic
-from .base import Plain, Status, filled, plainly, predict, zero_columns
+from .base import Plain, Status, filled, plainly, zero_columns
 
 CODES = tuple(Status)  # a status on the device is its place here
 OK, NONFINITE, SINGULAR, FLAT, REJECTED = range(len(CODES))
@@ -61,7 +61,7 @@ def solve(model: Quadratic, method: Method, failure: Status, *, descends: bool) 
         uphill = _finite(coefficients) & ~((coefficients * like).sum() < 0)
         found = torch.where(uphill, _cauchy(plain), found)
         coefficients = found.to(like.dtype)
-    predicted = predict(plain, found).to(like.dtype)
+    predicted = _predict(plain, found).to(like.dtype)
     result = _finite(coefficients) & _finite(predicted)
     code = torch.where(result, OK, NONFINITE)
     code = torch.where(solved, code, CODES.index(failure))
@@ -69,6 +69,12 @@ def solve(model: Quadratic, method: Method, failure: Status, *, descends: bool) 
     code = torch.where(finite, code, NONFINITE)
     taken = code == OK
     return TracedStep(torch.where(taken, coefficients, 0.0), code, torch.where(taken, predicted, 0.0))
+
+
+def _predict(plain: Plain, coefficients: Tensor) -> Tensor:
+    """-(g @ c + c @ H @ c / 2) by sums, which a compiler fuses: a product would be a call of a library."""
+    bent = (plain.curvature * coefficients).sum(-1)
+    return -((plain.slope * coefficients).sum() + (bent * coefficients).sum() / 2)
 
 
 def followed(state: Tensor, predicted: Tensor, actual: Tensor, *, up: float, down: float, smallest: float) -> Tensor:

@@ -9,10 +9,10 @@ __all__ = ["SCRIPT", "STYLE"]
 STYLE = """
 :root { color-scheme: light dark; --ink: #1f2328; --soft: #59636e; --paper: #ffffff; --rule: #d1d9e0; --tint: #f4f6f8;
   --yes: #00704f; --no: #a33c00; --c0: #c98500; --c1: #0072b2; --c2: #009e73; --c3: #d55e00; --c4: #b8578c;
-  --c5: #3a3f45; --c6: #8a929a; --c7: #3aa0e0; --c8: #7a5bb5; }
+  --c5: #3a3f45; --c6: #8a929a; --c7: #3aa0e0; --c8: #7a5bb5; --c9: #7a5c00; --c10: #0b6e6e; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e6e6e6; --soft: #a0a8b0; --paper: #16181d; --rule: #3a4048;
   --tint: #1f2329; --yes: #3fd0a4; --no: #ffa166; --c0: #f0b429; --c1: #4aa8e8; --c2: #1bc79a; --c3: #ff7f3f;
-  --c4: #e39ac3; --c5: #e6e6e6; --c6: #9aa2aa; --c7: #8fd0ff; --c8: #b9a3e6; } }
+  --c4: #e39ac3; --c5: #e6e6e6; --c6: #9aa2aa; --c7: #8fd0ff; --c8: #b9a3e6; --c9: #e0c050; --c10: #62d4cc; } }
 * { box-sizing: border-box; }
 body { background: var(--paper); color: var(--ink); font: 16px/1.55 system-ui, sans-serif; margin: 0 auto;
   max-width: 78rem; padding: 1.5rem 1rem 4rem; }
@@ -51,7 +51,7 @@ figure { margin: 1rem 0; position: relative; } figcaption { color: var(--soft); 
 .d3 .mean { stroke-dasharray: 9 3 2 3; stroke-linecap: butt; }
 .c0 { color: var(--c0); } .c1 { color: var(--c1); } .c2 { color: var(--c2); } .c3 { color: var(--c3); }
 .c4 { color: var(--c4); } .c5 { color: var(--c5); } .c6 { color: var(--c6); } .c7 { color: var(--c7); }
-.c8 { color: var(--c8); }
+.c8 { color: var(--c8); } .c9 { color: var(--c9); } .c10 { color: var(--c10); }
 .legend { display: flex; flex-wrap: wrap; gap: .25rem .9rem; list-style: none; margin: .4rem 0; padding: 0; }
 .key { background: none; border: 0; padding: .1rem .2rem; font: inherit; font-size: .88rem; cursor: pointer;
   display: inline-flex; align-items: center; gap: .4rem; }

@@ -24,6 +24,7 @@ _LEAST_ERROR = 1e-4  # an accuracy of 1 has no place on a logarithm of the error
 _HIGHEST_NLL = 5.0  # a guess at random has 2.3; what is far above leaves the panel
 
 _COLOURS = {"fgd": 0, "fomoh": 1, "fomoh-bp": 4, "backprop": 5, "sgd": 5, "adam": 6}
+_COLOURS |= {"gauss-newton": 8, "forward-sgd": 7, "forward-adam": 9, "horizon": 10}
 _PLANES = (2, 3, 7, 8)  # FoMoH-2D, -3D and larger
 _DASHES = ("", "6 3", "2 2.5", "9 3 2 3")
 

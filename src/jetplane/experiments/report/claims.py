@@ -169,7 +169,7 @@ def _accuracy(row: Group) -> float:
 
 
 def _largest_k_best(section: Section) -> tuple[bool, str]:
-    forward = [group for group in section.groups if not group.reverse]
+    forward = [group for group in section.groups if not group.reverse and not group.beyond]
     planes = [group for group in forward if group.config.method == "fomoh-kd"]
     others = [group for group in forward if group.config.method != "fomoh-kd"]
     if not planes or not others:
@@ -185,7 +185,7 @@ def _largest_k_best(section: Section) -> tuple[bool, str]:
 
 def _reverse_best(section: Section) -> tuple[bool, str]:
     reverse = [group for group in section.groups if group.reverse]
-    forward = [group for group in section.groups if not group.reverse]
+    forward = [group for group in section.groups if not group.reverse and not group.beyond]
     if not reverse or not forward:
         raise _Unknown("Needs rows of both kinds.")
     worst, best = min(reverse, key=_accuracy), max(forward, key=_accuracy)

@@ -75,10 +75,11 @@ def _section(section: Section) -> list[str]:
     return [
         f"<h2 id='{key}'>{html.escape(section.title)}</h2>",
         f"<p>{html.escape(section.validation)}</p>",
-        "<h3>What the paper says, and what these runs say</h3>",
+        "<h3>What the paper says, and what these runs say</h3>" if section.answers else "",
         f"<p>{html.escape(section.caution)}</p>" if section.caution else "",
-        _claims(claims(section)),
+        _claims(claims(section)) if section.answers else "",
         _table(tables.results(section)),
+        _table(beyond) if (beyond := tables.beyond(section)) is not None else "",
         _table(tables.differences(section)) if section.papers else "",
         _table(tables.hyperparameters(section)),
         *figures,

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
-from ..presets import PRESETS, Preset
-from ..training.config import Config
+from ..presets import BEYOND, PRESETS, Preset
+from ..training.config import FORWARD_GRADIENT, REVERSE, Config
 from .intervals import Sample, sample
 from .runs import RunRecord
 
-__all__ = ["METRICS", "Curve", "Group", "Section", "method_label", "paper_sample", "sections", "slug"]
+__all__ = ["METRICS", "TEST", "Curve", "Group", "Section", "method_label", "paper_sample", "sections", "slug"]
 
 METRICS = {  # of the paper's tables, in their order
     "train_nll": "training NLL",
@@ -29,8 +29,11 @@ MODEL_NAMES = {"logistic-regression": "Logistic regression", "cnn": "CNN"}
 _METHODS = {
     **{"fgd": "FGD", "fomoh": "FoMoH", "fomoh-bp": "FoMoH-BP", "backprop": "Backpropagation"},
     **{"sgd": "SGD", "adam": "Adam"},
+    **{"forward-adam": "Forward gradients, Adam", "forward-sgd": "Forward gradients, SGD"},
+    **{"horizon": "HorizonAdam", "gauss-newton": "Gauss-Newton search"},
 }
-_REVERSE = frozenset({"fomoh-bp", "backprop", "sgd", "adam"})
+TEST = {"test_nll": "test NLL", "test_accuracy": "test accuracy"}  # of runs with samples held out
+_BEYOND = ("gauss-newton", "forward-sgd", "forward-adam", "horizon")  # forward-only methods that are not the paper's
 _WHERE = frozenset({"seed", "device", "evaluate_train", "divergence"})  # runs of one row may differ in these
 _SPEED = _WHERE | {"epochs", "tf32", "compile"}  # and a run may differ from the paper's row in these
 
@@ -76,7 +79,12 @@ class Group:
     @property
     def reverse(self) -> bool:
         """Whether it uses backprop."""
-        return self.config.method in _REVERSE
+        return self.config.method in REVERSE
+
+    @property
+    def beyond(self) -> bool:
+        """Whether it is a forward-only method that the paper does not have."""
+        return self.config.method in _BEYOND
 
     @property
     def scheduled(self) -> bool:
@@ -152,7 +160,8 @@ class Section:
     def validation(self) -> str:
         """What validation is here."""
         if self.hold_out:
-            return f"Validation is {self.hold_out:,} samples held out from the training split."
+            once = " The test split was looked at once, after the last epoch." if self.tested else ""
+            return f"Validation is {self.hold_out:,} samples held out from the training split.{once}"
         name = _DATASETS.get(self.dataset, self.dataset)
         whose = ", as in the paper" if self.dataset == "mnist" else ""
         return f"Validation is the test split of {name}{whose}: whatever was chosen by validation was chosen by it."
@@ -171,6 +180,16 @@ class Section:
     def papers(self) -> bool:
         """Whether a row of it repeats one of the paper's."""
         return any(group.paper for group in self.groups)
+
+    @property
+    def answers(self) -> bool:
+        """Whether it has a row of one of the paper's methods, by which the paper's claims can be judged."""
+        return any(not group.beyond and group.config.method not in ("sgd", "adam") for group in self.groups)
+
+    @property
+    def tested(self) -> bool:
+        """Whether a row of it has values of a test split apart from its validation."""
+        return any(not math.isnan(run.last("test_nll")) for group in self.groups for run in group.runs)
 
     def find(self, method: str, k: int | None = None, scheduled: bool = False) -> Group | None:
         """The row of a method: the paper's if it is there, otherwise the one with the most epochs and runs."""
@@ -197,21 +216,24 @@ def method_label(config: Config) -> str:
     'FoMoH-3D'
     """
     name = f"FoMoH-{config.k}D" if config.method == "fomoh-kd" else _METHODS[config.method]
-    if config.method == "fgd" and config.k > 1:
+    if config.method == "gauss-newton" or (config.method == "fgd" and config.k > 1):
         name += f" (K = {config.k})"
+    if config.method in FORWARD_GRADIENT:
+        name += f" (J = {config.samples})"
     return name + (" (LR-Sch.)" if config.schedule != "none" else "")
 
 
 def slug(config: Config) -> str:
-    """A name for files: the paper's row, or one made of model, method and dataset.
+    """A name for files: the preset's, of the paper or beyond it, or one made of model, method and dataset.
 
     >>> slug(Config(model="cnn", method="fomoh-kd", k=3, dataset="digits"))
     'cnn-fomoh-kd-3d-digits'
     """
-    preset = _preset(config)
+    preset = _preset(config) or _repeated(config, BEYOND.values())
     if preset is not None:
         return preset.name
-    size = f"-{config.k}d" if config.method == "fomoh-kd" else ""
+    size = f"-{config.k}d" if config.method in ("fomoh-kd", "gauss-newton") else ""
+    size += f"-j{config.samples}" if config.method in FORWARD_GRADIENT else ""
     return f"{config.model}-{config.method}{size}-{config.dataset}"
 
 
@@ -237,15 +259,19 @@ def _identity(config: Config, aside: frozenset[str]) -> frozenset[tuple[str, Any
 
 def _preset(config: Config) -> Preset | None:
     """The row of the paper that a run repeats, if over fewer epochs or in another precision."""
+    return _repeated(config, (preset for preset in PRESETS.values() if preset.paper is not None))
+
+
+def _repeated(config: Config, presets: Iterable[Preset]) -> Preset | None:
     mine = _identity(config, _SPEED)
-    papers = (preset for preset in PRESETS.values() if preset.paper is not None)
-    return next((preset for preset in papers if _identity(preset.config, _SPEED) == mine), None)
+    return next((preset for preset in presets if _identity(preset.config, _SPEED) == mine), None)
 
 
 def _order(group: Group) -> tuple[object, ...]:
-    methods = ["fgd", "fomoh", "fomoh-kd", "fomoh-bp", "backprop", "sgd", "adam"]
+    methods = ["fgd", "fomoh", "fomoh-kd", *_BEYOND, "fomoh-bp", "backprop", "sgd", "adam"]
     config = group.config
-    return (methods.index(config.method), config.k, group.scheduled, not group.paper, config.lr, config.batch_size)
+    size = methods.index(config.method), config.k, config.samples
+    return (*size, group.scheduled, not group.paper, config.lr, config.batch_size)
 
 
 def _distinct(groups: Sequence[Group]) -> tuple[Group, ...]:

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..presets import PRESETS, Preset
-from .groups import METRICS, Group, Section, paper_sample
+from .groups import METRICS, TEST, Group, Section, paper_sample
 from .intervals import Difference, Sample, difference
 from .runs import LEVELS, RunRecord
 
-__all__ = ["Cell", "Column", "Table", "cost", "differences", "hyperparameters", "reach", "results", "status"]
+__all__ = ["Cell", "Column", "Table", "beyond", "cost", "differences", "hyperparameters", "reach", "results", "status"]
 
 FLAG_STDS = 3
 _NONE = "\u2013"
@@ -85,6 +85,34 @@ def results(section: Section) -> Table:
     if not any(row[-1].text for row in rows):
         return Table("Results", note, columns, [row[:-1] for row in rows])
     return Table("Results", note, [*columns, Column("remark", number=False)], rows)
+
+
+def beyond(section: Section) -> Table | None:
+    """Rows beyond the paper by the test split, the paper's printed ones below them; None where there are none."""
+    if not section.tested:
+        return None
+    columns = [Column("approach", number=False), Column("whose", number=False), Column("seeds"), Column("epochs")]
+    columns += [Column("forward-equivalents"), *(Column(name) for name in TEST.values())]
+    rows = []
+    for group in section.groups:
+        spent = group.final("forward_equivalents").mean
+        cells = [Cell(group.label), Cell("ours, backprop" if group.reverse else "ours, forward-only"), _seeds(group)]
+        cells += [_plain(group.config.epochs), _known(spent, f"{spent:,.0f}")]
+        rows.append([*cells, *(_mean(group.final(metric)) for metric in TEST)])
+    for preset in PRESETS.values():
+        if preset.paper is None or (preset.config.model, preset.config.dataset) != (section.model, section.dataset):
+            continue
+        kind = "the paper's, backprop" if preset.reverse_mode else "the paper's, forward-only"
+        cells = [Cell(preset.label), Cell(kind), _plain(len(preset.seeds)), _plain(preset.config.epochs)]
+        printed = (paper_sample(preset, metric) for metric in ("validation_nll", "validation_accuracy"))
+        rows.append([*cells, Cell(_NONE, None, "soft"), *map(_mean, printed)])
+    note = (
+        "Values of the test split at the last epoch, mean ± standard deviation over seeds. Ours were trained without "
+        "the samples that are held out; forward-equivalents are passes over what they were trained on."
+    )
+    if len(rows) > len(section.groups):
+        note += " The paper's are those that it prints for its validation, which is the test split."
+    return Table("Beyond the paper", note, columns, rows)
 
 
 def _seeds(group: Group | None) -> Cell:
@@ -188,7 +216,9 @@ def cost(section: Section) -> Table:
         for run in group.counted:
             devices.setdefault(_device(run), []).append(run)
         found += [(group, device, _cost(runs)) for device, runs in devices.items()]
-    base = {device: spent for group, device, spent in reversed(found) if group.config.method in ("backprop", "sgd")}
+    base = {
+        device: spent for group, device, spent in reversed(found) if group.config.method in ("backprop", "sgd", "adam")
+    }
     unknown = _Cost(math.nan, math.nan, math.nan)
     rows = []
     for group, device, spent in found:

@@ -24,13 +24,16 @@ def _section(section: Section) -> Iterator[str]:
     if section.caution:
         yield from (section.caution, "")
     yield from _table(tables.results(section))
+    if (beyond := tables.beyond(section)) is not None:
+        yield from _table(beyond)
     if section.papers:
         yield from _table(tables.differences(section))
     yield from _table(tables.hyperparameters(section))
-    yield from ("### What the paper says, and what these runs say", "")
-    yield from ("| claim | answer | numbers |", "| --- | --- | --- |")
-    yield from (f"| {_cell(c.text)} | **{c.answer}** | {_cell(c.numbers)} |" for c in claims(section))
-    yield ""
+    if section.answers:
+        yield from ("### What the paper says, and what these runs say", "")
+        yield from ("| claim | answer | numbers |", "| --- | --- | --- |")
+        yield from (f"| {_cell(c.text)} | **{c.answer}** | {_cell(c.numbers)} |" for c in claims(section))
+        yield ""
     yield from _table(tables.cost(section))
     for table in tables.reach(section):
         yield from _table(table)

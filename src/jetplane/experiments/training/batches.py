@@ -34,7 +34,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class Resident:
-    """The two splits of a run on its device; several runs of one data set, device and dtype may share it."""
+    """The splits of a run on its device; several runs of one data set, device and dtype may share it."""
 
     train: Samples
     validation: Samples
@@ -43,6 +43,7 @@ class Resident:
     name: str
     hold_out: int
     sha256: dict[str, str]  # of the files that it was read from
+    test: Samples | None = None  # the test split, where it is not the validation split: looked at once, at the end
 
 
 def available(name: str) -> torch.device:
@@ -85,6 +86,7 @@ def place(dataset: Dataset | None, config: Config, data_dir: str | None = None) 
         name=dataset.name,
         hold_out=config.hold_out,
         sha256=dataset.sha256,
+        test=on_device(dataset.test) if config.hold_out and len(dataset.test.labels) else None,
     )
 
 

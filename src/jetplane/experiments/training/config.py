@@ -15,7 +15,10 @@ import torch
 
 from .. import models
 
-__all__ = ["DTYPES", "METHODS", "REVERSE", "SCHEDULES", "SECOND_ORDER", "SOLVERS", "Config", "choice"]
+__all__ = [
+    *("DTYPES", "FORWARD_GRADIENT", "METHODS", "PER_SAMPLE", "REVERSE", "SCHEDULES", "SECOND_ORDER", "SOLVERS"),
+    *("Config", "choice"),
+]
 
 # The options beyond lr, batch size and the like that each method takes.
 _TAKES: dict[str, tuple[str, ...]] = {
@@ -26,14 +29,28 @@ _TAKES: dict[str, tuple[str, ...]] = {
     "backprop": ("compile",),
     "sgd": ("weight_decay", "momentum", "compile"),
     "adam": ("eps", "weight_decay", "compile"),
+    "forward-adam": ("samples", "eps", "weight_decay", "compile"),
+    "forward-sgd": ("samples", "weight_decay", "momentum", "compile"),
+    "horizon": ("samples", "eps", "weight_decay", "compile"),
+    "gauss-newton": ("k", "clip", "weight_decay", "compile"),
 }
 METHODS = tuple(_TAKES)
-SECOND_ORDER = ("fomoh", "fomoh-bp", "fomoh-kd")  # measure the curvature
+SECOND_ORDER = ("fomoh", "fomoh-bp", "fomoh-kd", "gauss-newton")  # measure the curvature of a plane
+FORWARD_GRADIENT = ("forward-adam", "forward-sgd", "horizon")  # estimate a gradient by tangents of the activations
+PER_SAMPLE = (*FORWARD_GRADIENT, "gauss-newton")  # are given one loss for each sample
 REVERSE = ("fomoh-bp", "backprop", "sgd", "adam")  # use a backward pass
 SCHEDULES = ("none", "rise", "step", "milestone3", "cosine", "custom")
 SOLVERS = ("absolute-curvature", "jittered-inverse", "saddle-free", "softabs", "damped", "trust-region", "cubic")
 ADAPTIVE = ("damped", "trust-region", "cubic")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+# What a field is where it is None: the method's own, or that of all others.
+_OWN: dict[str, tuple[dict[str, Any], Any]] = {
+    "k": ({"gauss-newton": 32}, 1),
+    "lr": ({"forward-adam": 2e-3, "horizon": 1.0, "gauss-newton": 1.0}, 0.1),
+}
+_NONE: Any = None
+_LATER = {"samples": 4}  # fields that came later: at these values a run is the one that it was without them
 
 
 @dataclass(frozen=True)
@@ -47,8 +64,8 @@ class Config:
 
     model: str = "cnn"
     method: str = "fomoh-kd"  # one of METHODS; "backprop" is plain SGD
-    k: int = 1  # directions: of FGD and FoMoH-KD
-    lr: float = 0.1
+    k: int = _NONE  # directions: of FGD and FoMoH-KD (1), and of the Gauss-Newton search (32)
+    lr: float = _NONE  # 0.1; of "horizon" and "gauss-newton", which find the length of a step, a factor (1)
     batch_size: int = 2048
     epochs: int = 10
     seed: int = 0  # of the initial values, of the order of the batches and of the directions
@@ -66,12 +83,16 @@ class Config:
     eps: float | None = None  # added to the curvature by FoMoH and FoMoH-BP (1e-5), to the root by Adam (1e-8)
     clip: float | None = None  # largest length of an update
     weight_decay: float = 0.0
-    momentum: float = 0.0  # of "sgd"
+    momentum: float = 0.0  # of "sgd" and "forward-sgd"
     solver: str | None = None  # one of SOLVERS: of FoMoH, FoMoH-BP (absolute-curvature), FoMoH-KD (jittered-inverse)
     start: float | None = None  # damping, radius or sigma with which an adaptive solver begins (1)
     divergence: float | None = 10.0  # end at so many times the first loss, for three epochs; None: where not finite
+    samples: int = 4  # tangents J of each activation: of the methods on forward gradients
 
     def __post_init__(self) -> None:
+        for name in _OWN:
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, _own(name, self.method))
         for field in dataclasses.fields(self):
             _check_type(field.name, getattr(self, field.name), str(field.type))
         models.find(self.model)
@@ -95,19 +116,29 @@ class Config:
     def _check_options(self) -> None:
         """Raise where an option is given that the method does not take."""
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        defaults |= {name: _own(name, self.method) for name in _OWN}
         for name in sorted({name for names in _TAKES.values() for name in names}):
             value = getattr(self, name)
             if value != defaults[name] and name not in _TAKES[self.method]:
                 takers = ", ".join(method for method, names in _TAKES.items() if name in names)
                 raise ValueError(f"{name} is {value!r}, but method {self.method} takes none; {takers} take it.")
 
+    @property
+    def tangents(self) -> int:
+        """How many tangents a value carries in a step."""
+        return self.samples if self.method in FORWARD_GRADIENT else self.k
+
     def replace(self, **changes: Any) -> Self:
         """The same with other values."""
-        unknown = sorted(changes.keys() - {field.name for field in dataclasses.fields(self)})
-        if unknown:
-            names = [field.name for field in dataclasses.fields(self)]
-            choice("the field", unknown[0], names)
+        self._check_names(changes)
         return dataclasses.replace(self, **changes)
+
+    @classmethod
+    def _check_names(cls, fields: Mapping[str, Any]) -> None:
+        names = [field.name for field in dataclasses.fields(cls)]
+        unknown = sorted(fields.keys() - set(names))
+        if unknown:
+            choice("the field", unknown[0], names)
 
     # -- JSON -------------------------------------------------------------------------------------------------------
 
@@ -122,7 +153,8 @@ class Config:
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Self:
         """A config from its fields; those that are not there take the default."""
-        return cls().replace(**fields)
+        cls._check_names(fields)
+        return cls(**fields)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -133,8 +165,9 @@ class Config:
         return cls.from_dict(fields)
 
     def digest(self) -> str:
-        """SHA-256 of the fields."""
-        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
+        """SHA-256 of the fields; a run that was begun before there was a field can be gone on with."""
+        fields = {name: value for name, value in self.to_dict().items() if (name, value) not in _LATER.items()}
+        return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
     def difference(self, other: Config) -> str | None:
         """The first field in which ``other`` differs."""
@@ -145,6 +178,7 @@ class Config:
 _CHOICES: dict[str, Iterable[str]] = {"method": METHODS, "schedule": SCHEDULES, "dtype": tuple(DTYPES)}
 _WHOLE: dict[str, tuple[int, int | None]] = {
     "k": (1, None),
+    "samples": (1, None),
     "batch_size": (1, None),
     "epochs": (1, None),
     "seed": (0, 2**63 - 1),
@@ -173,6 +207,12 @@ def choice(what: str, value: str, allowed: Iterable[str]) -> str:
         hint = f"did you mean {close[0]}? " if close else ""
         raise ValueError(f"{what} is {value!r}; {hint}expected one of {', '.join(names)}.")
     return value
+
+
+def _own(name: str, method: object) -> Any:
+    """What a field is for a method where nothing is said."""
+    special, default = _OWN[name]
+    return special.get(str(method), default)
 
 
 def _check_type(name: str, value: object, annotation: str) -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from jetplane import optim, solvers
+from jetplane import ForwardGradient, optim, solvers
 
 from .backprop import Backprop
-from .config import Config
+from .config import FORWARD_GRADIENT, Config
+from .forward import Horizon, OnForwardGradients
 
-__all__ = ["Method", "make", "scheduled"]
+__all__ = ["Method", "evaluated", "make", "scheduled"]
 
 
 class Method(Protocol):
@@ -46,6 +48,8 @@ _ADAPTIVE: dict[str, Callable[[float], solvers.Solver]] = {
 def make(config: Config, parameters: Iterable[Tensor]) -> Method:
     """The optimizer of ``config``'s method and options."""
     moving = list(parameters)
+    if config.method in FORWARD_GRADIENT:
+        return _on_forward_gradients(config, moving)
     if config.method in ("backprop", "sgd"):
         sgd = torch.optim.SGD(moving, config.lr, config.momentum, weight_decay=config.weight_decay)
         return Backprop(sgd, compile=config.compile)
@@ -65,6 +69,8 @@ def make(config: Config, parameters: Iterable[Tensor]) -> Method:
         options["compile"] = True
     if config.method == "fgd":
         return optim.FGD(moving, config.lr, config.k, **options)
+    if config.method == "gauss-newton":
+        return optim.GaussNewtonSearch(moving, config.lr, config.k, **options)
     if (solver := _solver(config)) is not None:
         options["solver"] = solver
     if config.method == "fomoh-kd":
@@ -73,9 +79,28 @@ def make(config: Config, parameters: Iterable[Tensor]) -> Method:
     return named(moving, config.lr, **options)
 
 
+def _on_forward_gradients(config: Config, moving: list[Tensor]) -> Method:
+    eps, decay = 1e-8 if config.eps is None else config.eps, config.weight_decay
+    graphed = config.compile and moving[0].is_cuda
+    shared: dict[str, Any] = {"samples": config.samples, "seed": config.seed, "capturable": graphed}
+    if config.method == "horizon":
+        return Horizon(optim.HorizonAdam(moving, lr=config.lr, eps=eps, weight_decay=decay, **shared))
+    optimizer: torch.optim.Optimizer
+    if config.method == "forward-adam":
+        optimizer = torch.optim.Adam(moving, config.lr, eps=eps, weight_decay=decay, capturable=graphed)
+    else:
+        optimizer = torch.optim.SGD(moving, config.lr, config.momentum, weight_decay=decay)
+    return OnForwardGradients(optimizer, ForwardGradient(moving, **shared))
+
+
+def evaluated(method: Method) -> contextlib.AbstractContextManager[None]:
+    """The parameters that a method is judged by in the model, inside: an average, where it keeps one."""
+    return method.averaged() if isinstance(method, Horizon) else contextlib.nullcontext()
+
+
 def scheduled(method: Method) -> torch.optim.Optimizer:
     """The torch optimizer whose lr a scheduler sets."""
-    found = method.optimizer if isinstance(method, Backprop) else method
+    found = method.optimizer if isinstance(method, Backprop | OnForwardGradients | Horizon) else method
     assert isinstance(found, torch.optim.Optimizer)
     return found
 

@@ -38,6 +38,8 @@ class Metrics:
     evaluation_seconds: float  # so far
     peak_memory: int  # bytes above what was held before training, so far
     together: int = 1  # runs that shared the device, and so the seconds and the memory
+    test_nll: float | None = None  # of the test split, once: after the last epoch of a run with samples held out
+    test_accuracy: float | None = None
 
     def to_json(self) -> str:
         """One line, without its end."""

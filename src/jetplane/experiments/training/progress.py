@@ -28,10 +28,12 @@ def progress(label: str, position: int = 0) -> Callback:
 def describe(metrics: Metrics) -> str:
     """The metrics that are looked at while a run goes, in a few words.
 
-    Running train values and validation values, NLL and accuracy.
+    Running train values and validation values, and at the end those of a test split apart; NLL and accuracy.
     """
     train = f"train {metrics.train_nll:.4f} {metrics.train_accuracy:.2%}"
     words = f"lr {metrics.lr:.3g}, {train}, validation {metrics.validation_nll:.4f} {metrics.validation_accuracy:.2%}"
+    if metrics.test_nll is not None:
+        words += f", test {metrics.test_nll:.4f} {metrics.test_accuracy:.2%}"
     missed = sum(metrics.not_taken.values())
     return f"{words}, {missed} of {metrics.steps} steps not taken" if missed else words
 

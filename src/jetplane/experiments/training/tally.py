@@ -11,6 +11,8 @@ from torch import Tensor
 
 from jetplane.solvers import Status
 
+from .forward import ForwardReport
+
 __all__ = ["Running", "Tally"]
 
 
@@ -44,21 +46,23 @@ class Tally:
         This and `accumulate_steps` are the only places that look at reports. Nothing is fetched from the device, and
         the row is new memory, for an optimizer may reuse that of its report.
         """
-        parts = [report.loss, report.aux, report.loss]  # the status is known to the host: its place is not used
+        parts = [report.loss, report.aux, report.loss]  # a status that the host knows leaves its place unused
+        if isinstance(report, ForwardReport):
+            self._coded, parts[2] = True, report.code
+        elif report.status is not Status.OK:
+            self._statuses[report.status.name] += 1
         if hasattr(report, "slope"):
             parts += [report.slope, report.curvature.diagonal(), report.coefficients]
         self._enter([part.reshape(1, -1) for part in parts], [size])
-        if report.status is not Status.OK:
-            self._statuses[report.status.name] += 1
 
     def accumulate_steps(self, reports: Any, sizes: list[int]) -> None:
         """Take in several steps on batches of these sizes, whose statuses are still numbers on the device."""
         steps = len(sizes)
         numbers = [reports.loss, reports.aux, reports.loss]
         if hasattr(reports, "code"):
-            self._coded = True
-            numbers[2:] = [reports.code, reports.slope]
-            numbers += [reports.curvature.diagonal(dim1=1, dim2=2), reports.coefficients]
+            self._coded, numbers[2] = True, reports.code
+        if hasattr(reports, "slope"):
+            numbers += [reports.slope, reports.curvature.diagonal(dim1=1, dim2=2), reports.coefficients]
         self._enter([part.reshape(steps, -1) for part in numbers], sizes)
 
     def _enter(self, columns: list[Tensor], sizes: list[int]) -> None:

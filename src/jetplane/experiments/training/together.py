@@ -28,7 +28,7 @@ def train_together(runs: Sequence[Trainer]) -> list[Summary]:
     if len(devices) > 1:
         raise ValueError(f"the runs are on {', '.join(sorted(map(str, devices)))}; expected one device.")
     if runs:
-        memory.require([(run.demand, run.config.k) for run in runs], runs[0].device)
+        memory.require([(run.demand, run.config.tangents) for run in runs], runs[0].device)
     with stop_signals() as stop:
         for run in runs:
             run.stop, run.together = stop, len(runs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import sys
@@ -15,12 +16,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from jetplane.guard import forward_only
+
 from .. import cost, models
 from . import batches, environment, memory, methods, schedules
 from .batches import Resident
 from .callbacks import Callback
 from .checkpoint import State
-from .config import DTYPES, SECOND_ORDER, Config
+from .config import DTYPES, FORWARD_GRADIENT, PER_SAMPLE, REVERSE, SECOND_ORDER, Config
 from .folder import Folder
 from .metrics import Metrics, Summary
 from .precision import arithmetic
@@ -36,6 +39,7 @@ __all__ = ["Trainer"]
 
 _AT_ONCE = {"cpu": 8, "cuda": 1024}  # compiled steps that are launched together; on CUDA nothing waits for them
 _IGNORED = -100  # a label, to torch's losses
+_PROBED = 50  # steps, of which a forward gradient looks at one to see how the samples lie
 _FOR_EPOCHS = 3  # that a loss must be far above the one at the start to be called diverged
 
 
@@ -86,7 +90,7 @@ class Trainer:
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
         self.method = methods.make(config, self.model.parameters())
         self.demand = memory.demand(self.model, self.data.train.images[: config.batch_size], config)
-        memory.require([(self.demand, config.k)], self.device)
+        memory.require([(self.demand, config.tangents)], self.device)
         self.optimizer = methods.scheduled(self.method)
         self.schedule = schedules.make(config, self.optimizer, scheduler)
         self.epoch = 0  # epochs that are done
@@ -186,46 +190,64 @@ class Trainer:
         """The steps of an epoch; how many are done, whenever there is time to say so."""
         if not self.config.compile:
             for done, index in enumerate(order.split(self.config.batch_size), 1):
-                self.method.step(self._loss, index, has_aux=True)
+                with self._guard():
+                    self.method.step(self._loss, index, has_aux=True)
                 tally.accumulate(self.method.report, len(index))
                 yield done
             return
         done = 0
         for group in batches.padded(order, self.config.batch_size).split(_AT_ONCE[self.device.type]):
             before, done = done, done + len(group)
-            reports = self.method.steps(self._padded_loss, group, has_aux=True)
+            with self._guard():
+                reports = self.method.steps(self._padded_loss, group, has_aux=True)
             tally.accumulate_steps(reports, sizes[before:done])
             yield done
 
+    def _guard(self) -> contextlib.AbstractContextManager[object]:
+        """About each step, so that what is called forward-only is: a backward pass raises."""
+        return contextlib.nullcontext() if self.config.method in REVERSE else forward_only()
+
     def _loss(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """The mean NLL of a batch, and the number of digits that are recognised."""
+        """The mean NLL of a batch, or that of each digit where the method asks for it, and how many are recognised."""
         return self._loss_of(self.model, index)
 
     def _padded_loss(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """The same of a batch that may be filled up with -1."""
+        """The same of a batch that may be filled up with -1; the mean is that over the digits that are there."""
         there = index >= 0
         place = index.clamp_min(0)
         images, labels = self.data.train.images[place], self.data.train.labels[place]
         logits = self.model(images)
-        loss = functional.cross_entropy(logits, torch.where(there, labels, _IGNORED), ignore_index=_IGNORED)
+        labelled, reduction = torch.where(there, labels, _IGNORED), self._reduction
+        loss = functional.cross_entropy(logits, labelled, ignore_index=_IGNORED, reduction=reduction)
+        if reduction == "none":
+            loss = loss * (len(index) / there.sum())
         return loss, ((logits.argmax(1) == labels) & there).sum()
 
     def _loss_of(self, model: torch.nn.Module, index: Tensor) -> tuple[Tensor, Tensor]:
         images, labels = self.data.train.images[index], self.data.train.labels[index]
         logits = model(images)
-        return functional.cross_entropy(logits, labels), (logits.argmax(1) == labels).sum()
+        loss = functional.cross_entropy(logits, labels, reduction=self._reduction)
+        return loss, (logits.argmax(1) == labels).sum()
+
+    @property
+    def _reduction(self) -> str:
+        return "none" if self.config.method in PER_SAMPLE else "mean"
 
     def _finish(self, running: Running, steps: int, seconds: float, peak: int) -> Metrics:
         """Evaluate, schedule, judge and record an epoch."""
         lr = float(self.optimizer.param_groups[0]["lr"])
         began = time.perf_counter()
         self.epoch += 1
-        nll, accuracy = batches.evaluate(self.model, self.data.validation)
         last = self.epoch == self.config.epochs
         every = self.config.evaluate_train
         after: tuple[float | None, float | None] = (None, None)
-        if last or (every and self.epoch % every == 0):
-            after = batches.evaluate(self.model, self.data.train)
+        test: tuple[float | None, float | None] = (None, None)
+        with methods.evaluated(self.method):
+            nll, accuracy = batches.evaluate(self.model, self.data.validation)
+            if last or (every and self.epoch % every == 0):
+                after = batches.evaluate(self.model, self.data.train)
+            if last and self.data.test is not None:
+                test = batches.evaluate(self.model, self.data.test)
         self.schedule.step(running.nll)
         spent = {"seconds": seconds, "evaluation_seconds": time.perf_counter() - began, "peak_memory": peak}
         progress = self._progress = self._advance(running, spent, nll, accuracy)
@@ -249,6 +271,8 @@ class Trainer:
             evaluation_seconds=progress.evaluation_seconds,
             peak_memory=progress.peak_memory,
             together=self.together,
+            test_nll=test[0],
+            test_accuracy=test[1],
         )
         self.history.append(metrics)
         if self.folder is not None:
@@ -332,9 +356,19 @@ class Trainer:
         index = torch.arange(size, device=self.device)
 
         def step() -> None:
-            method.step(lambda index: self._loss_of(model, index), index, has_aux=True)
+            with self._guard():
+                method.step(lambda index: self._loss_of(model, index), index, has_aux=True)
 
-        return cost.forward_equivalents(step, model, self.data.train.images[index])
+        def passes() -> float:
+            return cost.forward_equivalents(step, model, self.data.train.images[index])
+
+        first = passes()
+        if self.config.method not in FORWARD_GRADIENT:
+            return first
+        # the first step finds out how samples lie, as one of 50 does; of HorizonAdam's, one of ``every`` measures
+        further = [passes() for _ in range(getattr(self.optimizer, "every", 1))]
+        usual = sum(further) / len(further)
+        return usual + (first - usual) / _PROBED
 
     def _epoch_cost(self) -> float:
         """Forward passes over the training split that an epoch amounts to."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -35,6 +36,7 @@ def training_objective(config: Config, settings: Settings, dataset: Dataset) -> 
     """
     largest = configure(config, settings, Parameters(settings.lr_bounds[0], max(settings.batch_sizes)))
     data = Trainer(largest, dataset).data  # put on the device once for all trials
+    data = dataclasses.replace(data, test=None)  # a study never looks at the test split
 
     def objective(parameters: Parameters, report: Report) -> Outcome:
         run = Trainer(configure(config, settings, parameters), data)
