@@ -542,6 +542,16 @@ def fallen_back(step: Callable[[], Any], match: str) -> None:
 
 
 @pytest.mark.usefixtures("traced")
+def test_a_captured_program_says_how_often_it_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 2)
+    program = capture.Captured(lambda graph, inputs: graph, capture.single)
+    for size in (2, 3):
+        assert float(program(torch.sum, (torch.ones(size),))) == size
+    with pytest.raises(capture.CaptureFailed, match=r"^its shapes, modes or numbers changed 2 times, the limit$"):
+        program(torch.sum, (torch.ones(4),))
+
+
+@pytest.mark.usefixtures("traced")
 def test_control_flow_that_depends_on_data_falls_back_once() -> None:
     x, twin = leaf(1.0, 2.0), leaf(1.0, 2.0)
 

@@ -104,11 +104,11 @@ def _inverted(matrix: list[list[float]]) -> list[list[float]] | None:
             return None
         rows[column], rows[place] = rows[place], rows[column]
         pivot = rows[column]
-        scale = 1.0 / pivot[column]
         for n in range(k):
             if n != column:
-                factor = rows[n][column] * scale
+                factor = rows[n][column] / pivot[column]
                 rows[n] = [a - factor * b for a, b in zip(rows[n], pivot, strict=True)]
+                rows[n][column] = 0.0  # a rest of rounding would be multiplied by the inverse of the next pivots
     return [[number / row[n] for number in row[k:]] for n, row in enumerate(rows)]
 
 
