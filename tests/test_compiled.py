@@ -542,8 +542,8 @@ def fallen_back(step: Callable[[], Any], match: str) -> None:
 
 
 @pytest.mark.usefixtures("traced")
-def test_a_captured_program_says_how_often_it_changed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 2)
+@torch._dynamo.config.patch(recompile_limit=2)
+def test_a_captured_program_says_how_often_it_changed() -> None:
     program = capture.Captured(lambda graph, inputs: graph, capture.single)
     for size in (2, 3):
         assert float(program(torch.sum, (torch.ones(size),))) == size
