@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 import jetplane as jp
@@ -30,6 +29,7 @@ from jetplane.optim import compiled as compiled_steps
 from jetplane.optim.acceptance import Acceptance
 from jetplane.optim.report import LateReport
 from jetplane.solvers import JitteredInverse, NegativeSlope, SaddleFree, Status
+from tracing import trace_only
 
 F64 = torch.float64
 
@@ -38,26 +38,6 @@ pytestmark = [  # torch's own compiler
     pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:`torch._prims_common.check` is deprecated:FutureWarning"),
 ]
-
-
-def trace_only(function: Callable[..., Any], inputs: Sequence[Tensor]) -> tuple[Callable[..., Any], set[int]]:
-    """What ``_torch.compiled`` does, less the compiler."""
-    written: set[int] = set()
-
-    def watched(*tensors: Tensor) -> Any:
-        before = [tensor._version for tensor in tensors]
-        out = function(list(tensors))
-        written.update(n for n, tensor in enumerate(tensors) if tensor._version != before[n])
-        return out
-
-    with torch.no_grad():
-        run = make_fx(watched, tracing_mode="fake")(*(tensor.detach() for tensor in inputs))
-
-    def call(tensors: Sequence[Tensor]) -> Any:
-        with torch.no_grad():
-            return run(*(tensor.detach() for tensor in tensors))
-
-    return call, written
 
 
 @pytest.fixture(autouse=True)

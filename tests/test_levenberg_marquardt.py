@@ -40,7 +40,8 @@ from jetplane.solvers import (
     TrustRegion,
 )
 from jetplane.solvers.traced import CODES
-from test_memory_directions import assert_same_memory, batch, loss_of, network, saved, trace_only
+from test_memory_directions import assert_same_memory, batch, loss_of, network, saved
+from tracing import trace_only
 
 F64 = torch.float64
 

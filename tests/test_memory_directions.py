@@ -15,7 +15,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 from jetplane.ad import _torch
@@ -39,6 +38,7 @@ from jetplane.directions import (
 from jetplane.optim import Acceptance, FoMoHKD, HyperplaneSearch
 from jetplane.optim import compiled as compiled_steps
 from jetplane.solvers import LevenbergMarquardt, SaddleFree, Status
+from tracing import trace_only
 
 F64 = torch.float64
 
@@ -390,26 +390,6 @@ def test_with_the_previous_step_a_plane_is_a_conjugate_gradient() -> None:
 
 
 # -- compiled ---------------------------------------------------------------------------------------------------------
-
-
-def trace_only(function: Callable[..., Any], inputs: Sequence[Tensor]) -> tuple[Callable[..., Any], set[int]]:
-    """What ``_torch.compiled`` does, less the compiler."""
-    written: set[int] = set()
-
-    def watched(*tensors: Tensor) -> Any:
-        before = [tensor._version for tensor in tensors]
-        out = function(list(tensors))
-        written.update(n for n, tensor in enumerate(tensors) if tensor._version != before[n])
-        return out
-
-    with torch.no_grad():
-        run = make_fx(watched, tracing_mode="fake")(*(tensor.detach() for tensor in inputs))
-
-    def call(tensors: Sequence[Tensor]) -> Any:
-        with torch.no_grad():
-            return run(*(tensor.detach() for tensor in tensors))
-
-    return call, written
 
 
 @pytest.fixture

@@ -399,7 +399,6 @@ class _Body:
         with torch.no_grad(), one.running():
             outputs = self.graph(tensors)
         model = curvature.model(one.jet(outputs[self.graph.loss]), pairs)
-        self.packing = Packing(self.k, model.loss.dtype)
         return outputs, model
 
     def _gradient(self, tensors: list[Tensor]) -> list[Tensor]:
