@@ -90,6 +90,7 @@ def test_a_captured_call_draws_new_numbers_at_each_replay() -> None:
     assert captured.step == 4 and int(model[1].num_batches_tracked) == counts
 
 
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty:UserWarning")
 def test_capture_refuses_what_it_cannot_repeat() -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.5), nn.Linear(6, 3)).cuda()
     x = torch.randn(B, 4, device="cuda")

@@ -57,8 +57,8 @@ def difference(one: Tensor, other: Tensor) -> float:
     one, other = one.double(), other.double()
     if not torch.equal(one.isfinite(), other.isfinite()):
         return float("inf")
-    size = one.nan_to_num(0.0, 0.0, 0.0).abs().max() if one.numel() else torch.zeros(())
-    gap = (one - other).nan_to_num(0.0, 0.0, 0.0).abs().max() if one.numel() else torch.zeros(())
+    size = one.nan_to_num(0.0, 0.0, 0.0).abs().max() if one.numel() else one.new_zeros(())
+    gap = (one - other).nan_to_num(0.0, 0.0, 0.0).abs().max() if one.numel() else one.new_zeros(())
     return float(gap / size) if size > 0 else float(gap)
 
 
@@ -77,7 +77,7 @@ def _changed(
     changed = []
     for tensor in _copies(inputs):
         if tensor.is_floating_point():
-            chosen = torch.randint(2, tensor.shape, generator=generator).to(tensor.device, torch.float64)
+            chosen = torch.randint(2, tensor.shape, generator=generator, device="cpu").to(tensor.device, torch.float64)
             relative = max(rounding, torch.finfo(tensor.dtype).eps)
             tensor = (tensor.double() * (1 - relative * chosen)).to(tensor.dtype)
         changed.append(tensor)

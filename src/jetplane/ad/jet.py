@@ -169,6 +169,8 @@ class PairSet:
             low, high = torch.minimum(number[:, None], number), torch.maximum(number[:, None], number)
             place = low * self.k - low * (low - 1) // 2 + high - low
             return rows.index_select(0, place.reshape(-1)).reshape(self.k, self.k, *rows.shape[1:])
+        if self.shape == "diagonal":
+            return rows.movedim(0, -1).diag_embed(dim1=0, dim2=1)
         out = rows.new_zeros((self.k, self.k, *rows.shape[1:]))
         if self.pairs:
             i, j = self._index(rows.device)

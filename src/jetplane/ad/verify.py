@@ -86,7 +86,8 @@ def verify(func: Callable[..., Any], params: Any, *, seed: int = 0) -> Verificat
     problem = _Differences(program, named)
     generator = torch.Generator().manual_seed(seed)
     direction = {
-        label: torch.randn(t.shape, generator=generator).to(t) * _scale(t.detach()) for label, t in named.items()
+        label: torch.randn(t.shape, generator=generator, device="cpu").to(t) * _scale(t.detach())
+        for label, t in named.items()
     }
     try:
         checks = problem.compare(_ALL, direction)

@@ -38,7 +38,7 @@ def normal(stream: Stream, start: int, stop: int, size: int) -> Tensor:
         [number for block in range(blocks) for number in _pair(_philox(block, row, place, step, *key))][:size]
         for row in range(start, stop)
     ]
-    return torch.tensor(rows, dtype=torch.float64).reshape(stop - start, size)
+    return torch.tensor(rows, dtype=torch.float64, device="cpu").reshape(stop - start, size)
 
 
 def _philox(c0: int, c1: int, c2: int, c3: int, k0: int, k1: int) -> tuple[int, int, int, int]:

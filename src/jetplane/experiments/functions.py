@@ -54,9 +54,9 @@ class TestFunction:
         """A start (D,) in float64, a function of the seed alone."""
         generator = torch.Generator().manual_seed(seed)
         if self.normal:  # drawn in float32: these are the starts of the published script
-            return torch.randn(dim, generator=generator).double()
+            return torch.randn(dim, generator=generator, device="cpu").double()
         low, high = self.box
-        return low + (high - low) * torch.rand(dim, dtype=torch.float64, generator=generator)
+        return low + (high - low) * torch.rand(dim, dtype=torch.float64, generator=generator, device="cpu")
 
 
 def _rosenbrock(x: Tensor) -> Tensor:

@@ -92,5 +92,5 @@ class Signs:
 @cache
 def _table(dtype: torch.dtype, device: torch.device) -> Tensor:
     """(256, 8): the signs of the bits of a byte."""
-    bits = torch.arange(256).unsqueeze(1) >> torch.arange(8) & 1
+    bits = torch.arange(256, device="cpu").unsqueeze(1) >> torch.arange(8, device="cpu") & 1
     return (1 - 2 * bits).to(device, dtype)

@@ -64,7 +64,8 @@ def _one_by_one(plan: Plan, ask: _Asker) -> None:
 
 def _halves(samples: int, device: torch.device) -> Tensor:
     """A half of the samples, at random, and the other half."""
-    order = torch.randperm(samples, generator=torch.Generator().manual_seed(samples)).to(device)
+    generator = torch.Generator().manual_seed(samples)
+    order = torch.randperm(samples, generator=generator, device="cpu").to(device)
     half = order < (samples + 1) // 2
     return torch.stack([half, ~half])
 

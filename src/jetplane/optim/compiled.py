@@ -289,10 +289,10 @@ class Control:
             self._state.fill_(state)
             self._known = state
         if (step, seed, bad) != self._steps:
-            self._whole.copy_(torch.tensor([step, signed(seed), bad]))
+            self._whole.copy_(torch.tensor([step, signed(seed), bad], device="cpu"))
             self._steps = step, seed, bad
         if (lrs, decays) != self._numbers:
-            self._rates.copy_(torch.tensor([lrs, decays], dtype=torch.float64))
+            self._rates.copy_(torch.tensor([lrs, decays], dtype=torch.float64, device="cpu"))
             self._numbers = lrs, decays
 
     def advance(self, count: int) -> None:

@@ -220,7 +220,7 @@ class HorizonAdam(torch.optim.Optimizer):
         super().load_state_dict({name: state_dict[name] for name in ("state", "param_groups")})
         path = state_dict["path"]
         self._calls, self._evaluating = path["calls"], path["evaluating"]
-        self._numbers.copy_(torch.tensor([path[name] for name in _PATH], dtype=torch.float64))
+        self._numbers.copy_(torch.tensor([path[name] for name in _PATH], dtype=torch.float64, device="cpu"))
         self.estimate.load_state_dict(state_dict["estimate"])
 
     # -- one step ---------------------------------------------------------------------------------------------------

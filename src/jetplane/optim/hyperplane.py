@@ -531,7 +531,7 @@ def _predicted_by_numbers(model: Quadratic, coefficients: Tensor) -> Tensor:
     c, slope = coefficients.tolist(), model.slope.tolist()
     curved = [sum(map(operator.mul, row, c)) for row in model.curvature.tolist()]
     predicted = -(sum(map(operator.mul, slope, c)) + sum(map(operator.mul, curved, c)) / 2)
-    return torch.tensor(predicted, dtype=coefficients.dtype)
+    return torch.tensor(predicted, dtype=coefficients.dtype, device="cpu")
 
 
 # -- checks of what the user gives --------------------------------------------------------------------------------

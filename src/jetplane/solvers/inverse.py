@@ -79,7 +79,7 @@ class JitteredInverse:
         return Failure(Status.SINGULAR)
 
     def _coefficients(self, plain: Plain) -> Tensor | Failure:
-        identity = torch.eye(len(plain.slope), dtype=plain.slope.dtype)
+        identity = torch.eye(len(plain.slope), dtype=plain.slope.dtype, device=plain.slope.device)
         for attempt in range(self.tries):
             matrix = plain.curvature + self._extra(attempt) * identity
             inverse, info = torch.linalg.inv_ex(matrix)

@@ -75,7 +75,7 @@ class LevenbergMarquardt:
         return traced.followed(state, predicted, actual, up=self.up, down=self.down, smallest=self.smallest)
 
     def __call__(self, model: Quadratic) -> Step:
-        damping = torch.tensor(self.damping, dtype=torch.float64)
+        damping = torch.tensor(self.damping, dtype=torch.float64, device="cpu")
         return solve(model, lambda plain: self._coefficients(plain, damping), descends=True)
 
     def traced(self, model: Quadratic, state: Tensor) -> traced.TracedStep:
@@ -134,8 +134,9 @@ def _damped(curvature: Tensor, damping: Tensor) -> _Damped:
     factors, info = torch.linalg.cholesky_ex(matrices)
     pivots = factors.diagonal(dim1=1, dim2=2).square().amin(1)
     holds = info.eq(0) & (pivots >= tries / 10)
-    first = holds.to(torch.int64).argmax().reshape(1)
-    return _Damped(matrices.index_select(0, first).squeeze(0), factors.index_select(0, first).squeeze(0))
+    first = torch.arange(_TRIES, device=curvature.device) == holds.to(torch.int64).argmax()
+    # a look-up by index here is C++ that does not compile, for processors with AVX-512 in torch 2.11
+    return _Damped(*(torch.where(first[:, None, None], tries, 0.0).sum(0) for tries in (matrices, factors)))
 
 
 def _shrunk(plain: Plain, damped: _Damped, least: float) -> Tensor:

@@ -25,7 +25,7 @@ def shifted(found: Spectrum, radius: Callable[[Tensor], Tensor], upper: float) -
     """
     least = max(0.0, -float(found.values[0]))
     gaps = found.values + least
-    limit = radius(torch.tensor([least], dtype=gaps.dtype))
+    limit = radius(torch.tensor([least], dtype=gaps.dtype, device=gaps.device))
     # An axis without slope takes no part, even where its gap is zero.
     gaps, slope = torch.where(found.slope == 0, 1.0, gaps), found.slope
     if bool(length(slope / gaps) <= limit):
@@ -48,7 +48,7 @@ def _root(before: Callable[[Tensor], Tensor], upper: float) -> float:
     high = math.log(min(max(upper, 2 * numbers.tiny), numbers.max / 2)) + 1e-9
     low = math.log(numbers.tiny)
     for _ in range(10):  # 700 / 63^10 is far below rounding
-        grid = torch.linspace(low, high, 64, dtype=torch.float64)
+        grid = torch.linspace(low, high, 64, dtype=torch.float64, device="cpu")
         count = int(before(grid.exp()).sum())
         low, high = float(grid[max(count - 1, 0)]), float(grid[min(count, 63)])
         if not low < high:

@@ -52,6 +52,6 @@ def hold_out(split: Split, count: int = 5000, seed: int = 0) -> tuple[Split, Spl
         raise ValueError(f"the split has {len(split.images)} images and {total} labels; expected as many")
     if not 0 < count < total:
         raise ValueError(f"count is {count}; expected a number from 1 to {total - 1}, of {total} images")
-    order = torch.randperm(total, generator=torch.Generator().manual_seed(seed))
+    order = torch.randperm(total, generator=torch.Generator().manual_seed(seed), device="cpu")
     held, rest = (part.sort().values.to(split.labels.device) for part in (order[:count], order[count:]))
     return Split(split.images[rest], split.labels[rest]), Split(split.images[held], split.labels[held])

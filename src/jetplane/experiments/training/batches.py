@@ -101,7 +101,7 @@ def order(count: int, seed: int, epoch: int, device: torch.device) -> Tensor:
         [0, 1, 2, 3, 4]
     """
     generator = torch.Generator().manual_seed(mixed(seed, epoch))
-    return torch.randperm(count, generator=generator).to(device)
+    return torch.randperm(count, generator=generator, device="cpu").to(device)
 
 
 def padded(order: Tensor, size: int) -> Tensor:
