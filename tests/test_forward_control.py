@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import jetplane as jp
-from jetplane.gradients import control, forward
+from jetplane.gradients import balance, control, forward
 from jetplane.gradients.layout import Layout
 
 X, Y = torch.randn(8, 4, generator=torch.Generator().manual_seed(3)), torch.arange(8) % 3
@@ -125,6 +125,31 @@ def test_learning_is_stable_however_little_there_is_to_learn_from(samples: int) 
     exact = {"jacobian.1": model[2].weight.detach(), "jacobian.0": (model[2].weight @ model[1].weight).detach()}
     error = sum((state[key] - value).square().sum() for key, value in exact.items())
     assert error < sum(value.square().sum() for value in exact.values())
+
+
+def test_what_is_not_predicted_is_measured_and_decides_how_long_noise_is() -> None:
+    # the second site is followed by a linear layer, so it is predicted; the first by a curved function
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, 5), nn.Linear(5, 3))
+    model.double()
+    x, y = 3 * torch.randn(64, 4, dtype=torch.float64), torch.arange(64) % 3
+    estimate = jp.ForwardGradient(model.parameters(), samples=8)
+    for _ in range(400):
+        estimated(estimate, model, x, y)
+    state = learned(estimate)
+    names = [key for key in state if key.startswith("unexplained")]
+    hidden = [model[:2](x).detach().requires_grad_()]
+    hidden += [model[2:4](hidden[0]).detach().requires_grad_()]
+    errors = []
+    for key, inner, rest in zip(names, hidden, (model[2:], model[4:]), strict=False):
+        z = rest(inner)
+        slope = (z.softmax(1) - F.one_hot(y, 3)).detach()
+        (wanted,) = torch.autograd.grad(F.cross_entropy(rest(inner), y, reduction="sum"), inner)
+        missing = wanted - slope @ state[key.replace("unexplained", "jacobian")]
+        errors.append(float(missing.square().sum(1).mean()))
+    assert float(state[names[0]]) == pytest.approx(errors[0], rel=0.3)
+    assert errors[1] < 1e-3 * errors[0] and abs(float(state[names[1]])) < 0.02 * errors[0]
+    found = balance.lengths(torch.stack([state[name] for name in names]))
+    assert found[1] > 2 * found[0]
 
 
 def test_activity_is_the_share_of_samples_with_a_derivative() -> None:
@@ -265,7 +290,7 @@ def test_training_goes_on_bit_by_bit(capturable: bool) -> None:
     for one, state in zip((resumed, adam, estimate), states, strict=True):
         one.load_state_dict(state)
     kept = estimate.state_dict()["control"]  # also before the program was called
-    assert all(torch.equal(kept[key], value) for key, value in states[2]["control"].items()) and len(kept) == 5
+    assert all(torch.equal(kept[key], value) for key, value in states[2]["control"].items()) and len(kept) == 7
     trained(resumed, adam, estimate, 3)
     for a, b in zip(whole.parameters(), resumed.parameters(), strict=True):
         assert torch.equal(a, b)

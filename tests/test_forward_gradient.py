@@ -41,7 +41,7 @@ class Coordinates:
 def check_exact(module: nn.Module, loss_fn: Callable[..., Tensor], *batch: Any, **options: Any) -> list[Site]:
     """The estimate equals backprop for each parameter; buffers and random state are as after one run.
 
-    Without a control variate, and with one whose Jacobians are any numbers.
+    Without a control variate, and with one whose Jacobians and lengths of noise are any numbers.
     """
     named = dict(module.named_parameters())
     module.zero_grad()
@@ -89,6 +89,9 @@ def check_exact(module: nn.Module, loss_fn: Callable[..., Tensor], *batch: Any, 
     if jacobians:
         for key in jacobians:
             state["control"][key] = torch.randn_like(state["control"][key])
+            unexplained = key.replace(".jacobian.", ".unexplained.")
+            state["control"][unexplained] = torch.rand_like(state["control"][unexplained])
+            state["control"][key.partition(".")[0] + ".calls"].fill_(100)  # by now noise is of different lengths
         controlled = jp.ForwardGradient(named, **options)
         controlled.load_state_dict(state)
         compare(controlled)

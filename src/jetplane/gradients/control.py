@@ -17,6 +17,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from .balance import lengths, unpredicted
 from .layout import Layout, candidates
 from .plan import Plan, Site, Tail
 
@@ -25,6 +26,8 @@ __all__ = ["Control", "Prediction"]
 log = logging.getLogger("jetplane")
 
 _RATE = 0.1  # of learning, once there were some calls: it has to follow the weights
+_SLOWLY = 0.02  # likewise of what is not predicted, which is a noisy number
+_SETTLED = 20  # calls before noise is balanced
 _RARE = 0.01  # share of samples below which a unit's Jacobian is learned more slowly
 _WIDEST = 1024  # numbers of a loss's input for one sample
 _LARGEST, _SHARE = 1 << 20, 4  # numbers to learn: that many, or this many for each parameter if that is more
@@ -42,12 +45,14 @@ class _Learned:
     calls: Tensor  # (), how many it was learned from
     jacobians: dict[int, Tensor] = field(default_factory=dict)  # by site: (C, n), once its samples are told apart
     activity: dict[int, Tensor] = field(default_factory=dict)  # likewise (n,): the share of samples with a derivative
+    unexplained: dict[int, Tensor] = field(default_factory=dict)  # likewise (): |g - A^T e|^2 of a sample, in the mean
 
     def start(self, site: int) -> None:
         """Have a Jacobian for a site."""
         if site not in self.jacobians:
             matrix = torch.zeros((self.width, self.sizes[site]), dtype=self.dtype, device=self.devices[site])
             self.jacobians[site], self.activity[site] = matrix, torch.ones_like(matrix[0])
+            self.unexplained[site] = torch.zeros((), dtype=self.dtype, device=self.devices[site])
 
     def reset(self) -> None:
         """In place: a captured graph goes on with it."""
@@ -55,17 +60,20 @@ class _Learned:
         for number in self.jacobians:
             self.jacobians[number].zero_()
             self.activity[number].fill_(1.0)
+            self.unexplained[number].zero_()
 
     def tensors(self) -> dict[str, Tensor]:
         named = {"calls": self.calls}
         named |= {f"jacobian.{number}": tensor for number, tensor in self.jacobians.items()}
-        return named | {f"activity.{number}": tensor for number, tensor in self.activity.items()}
+        named |= {f"activity.{number}": tensor for number, tensor in self.activity.items()}
+        return named | {f"unexplained.{number}": tensor for number, tensor in self.unexplained.items()}
 
     def load(self, name: str, given: Mapping[str, Tensor]) -> None:
         """Take over what another one has learned of the program."""
         shapes: dict[str, tuple[int, ...]] = {"calls": ()}
         shapes |= {f"jacobian.{number}": (self.width, n) for number, n in self.sizes.items()}
         shapes |= {f"activity.{number}": (n,) for number, n in self.sizes.items()}
+        shapes |= {f"unexplained.{number}": () for number in self.sizes}
         for key, tensor in given.items():
             if shapes.get(key) != tensor.shape:
                 expected = shapes.get(key, f"one of {', '.join(shapes)}")
@@ -73,7 +81,10 @@ class _Learned:
                     f"the control state has {name}.{key} of shape {tuple(tensor.shape)}; expected {expected}."
                 )
         sites = [n for n in self.sizes if f"jacobian.{n}" in given or f"activity.{n}" in given]
-        wanted = {"calls", *(f"{what}.{number}" for number in sites for what in ("jacobian", "activity"))}
+        wanted = {
+            "calls",
+            *(f"{what}.{number}" for number in sites for what in ("jacobian", "activity", "unexplained")),
+        }
         if wanted - given.keys():
             raise ValueError(
                 f"the control state has no {name}.{min(wanted - given.keys())}; expected all that was saved."
@@ -210,6 +221,18 @@ class Prediction:
         self._lesson: Tensor | None = None  # (J, B, C), residuals times the rate of learning
         self._rate: Tensor | None = None  # of the activity
         self._slopes: Tensor | None = None  # e (B, C)
+        self._lengths = self._balanced()
+
+    def _balanced(self) -> dict[int, Tensor]:
+        """By site: the length of its noise, (). From calls before this one, so that the estimate stays unbiased."""
+        if not self.sites:
+            return {}
+        known = [self._learned.unexplained[number] for number in self.sites]
+        found = lengths(torch.stack([part.to(known[0].device) for part in known]))
+        found = torch.where(self._learned.calls.to(found.device) >= _SETTLED, found, 1.0)
+        return {
+            number: length.to(known[i].device) for i, (number, length) in enumerate(zip(self.sites, found, strict=True))
+        }
 
     @property
     def held(self) -> int:
@@ -217,6 +240,10 @@ class Prediction:
         matrix = self._learned.width * max(self._learned.sizes.values())
         carried = self._samples * self._batch * self._learned.width
         return (2 * matrix + 3 * carried) * self._learned.dtype.itemsize
+
+    def length(self, site: Site) -> Tensor | None:
+        """That of a site's noise, (); None for 1."""
+        return self._lengths.get(site.number)
 
     # -- first pass -------------------------------------------------------------------------------------------------
 
@@ -297,7 +324,21 @@ class Prediction:
             activity = torch.maximum(activity, now)  # units that come to life all at once would be learned too fast
         lesson = self._lesson[start : start + rows.shape[0]].to(matrix.device).flatten(0, 1)
         update = lesson.T @ self._split(site, rows).flatten(0, 1)
-        matrix += update.div_(activity + _RARE)
+        matrix += update.div_((activity + _RARE) * self._lengths[site.number])
+
+    def weigh(self, site: Site, found: Tensor, scalars: Tensor, alive: Tensor | None) -> None:
+        """Keep in mind how much of a site's derivative was not predicted; see `unpredicted`."""
+        if self._samples == 1:  # there are no two tangents to compare
+            return
+        if alive is None:
+            active = scalars.new_full((self._batch,), float(self._learned.sizes[site.number]))
+        else:
+            active = self._split(site, alive.unsqueeze(0))[0].sum(1)
+            found = found * alive
+        known = self._learned.unexplained[site.number]
+        seen = (unpredicted(found, scalars, active) / self._lengths[site.number].square()).to(known)
+        rate = (1 / self._learned.calls.to(known)).clamp_(min=_SLOWLY)
+        known += torch.where(seen.isfinite(), seen - known, 0.0) * rate
 
     def _split(self, site: Site, rows: Tensor) -> Tensor:
         matrix = self._learned.jacobians[site.number]

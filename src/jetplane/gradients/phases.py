@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -140,10 +141,11 @@ class Injector(_Follower):
             if visit.number != site.end:
                 return
             rows = self._rows(site, done.result)
-            if rows is not None and alive is not None:
-                rows = rows * alive
             if rows is not None and self._prediction is not None:
+                rows = _times(rows, self._prediction.length(site), alive)
                 self._prediction.carry(site, rows)
+            elif rows is not None:
+                rows = _times(rows, alive)
         if rows is not None:
             mode.inject(done.result, rows)
 
@@ -230,7 +232,8 @@ class Collector(_Follower):
         prediction = self._prediction
         if prediction is None or site.number not in prediction.sites:
             prediction = None
-        total = None if prediction is None else prediction.restored(site, activation)
+        known = None if prediction is None else prediction.restored(site, activation)  # before it learns
+        total: Tensor | None = None
         for start in range(0, self._scalars.shape[0], self._chunk):
             scalars = self._scalars[start : start + self._chunk]
             rows = self._noise.rows(site.number, start, start + scalars.shape[0], activation)
@@ -243,7 +246,18 @@ class Collector(_Follower):
             if prediction is not None:
                 prediction.learn(site, rows, alive, start)
         assert total is not None
-        return total
+        if prediction is None:
+            return total
+        prediction.weigh(site, total, self._scalars, alive)
+        length = prediction.length(site)
+        assert known is not None and length is not None
+        return known + total / length.to(total.dtype)
+
+
+def _times(rows: Tensor, *factors: Tensor | None) -> Tensor:
+    """The small factors are multiplied first."""
+    known = [factor.to(rows.dtype) for factor in factors if factor is not None]
+    return rows * math.prod(known[1:], start=known[0]) if known else rows
 
 
 def _read_later(group: Group, number: int, done: Done) -> list[Tensor]:

@@ -1,0 +1,43 @@
+"""How long the noise of each site is, so that well predicted sites are not disturbed by those that are not.
+
+All sites' noise meets in one scalar. Noise of length c_l adds c_l^2 R_l to its variance, where R_l is the part
+|g - A^T e|^2 of the site's derivative that is not predicted; and the site reads its own derivative off as s u / c_l,
+with 1 / c_l^2 of the variance of the whole. The sum of these over the sites is least for c_l^2 ~ 1 / sqrt(R_l).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["lengths", "unpredicted"]
+
+_LEAST = 1e-3  # of all that is not predicted, for a site: less cannot be told from nothing
+
+
+def lengths(unexplained: Tensor) -> Tensor:
+    """c of each site from its R, both (sites,); 1 in the geometric mean, and everywhere while nothing is known.
+
+    Example:
+        >>> lengths(torch.tensor([16.0, 1.0]))
+        tensor([0.7071, 1.4142])
+        >>> lengths(torch.zeros(2))
+        tensor([1., 1.])
+    """
+    parts = unexplained.clamp_min(0)
+    total = parts.sum()
+    shares = torch.where(total > 0, parts / total, 1.0).clamp_min(_LEAST)
+    logs = shares.log() / -4
+    return (logs - logs.mean()).exp()
+
+
+def unpredicted(found: Tensor, scalars: Tensor, active: Tensor) -> Tensor:
+    """c^2 R of a site, (), without bias, from ``found`` = sum_j s_j u_j, the scalars s (J, B), both over J B, and the
+    number of entries (B,) that the noise has in each sample.
+
+    |found|^2 less the terms of one and the same tangent: for two different ones the noise of the other sites, which is
+    far larger than R, is zero in the mean.
+    """
+    tangents, samples = scalars.shape
+    alone = (scalars.square().sum(0) * active).sum()
+    return (found.square().sum() - alone) * (tangents * samples / (tangents - 1))
