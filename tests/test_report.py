@@ -383,6 +383,20 @@ def test_claims_that_these_runs_cannot_answer(tmp_path: Path) -> None:
     assert "Needs FoMoH or FoMoH-KD at a fixed lr." in [claim.numbers for claim in claims.claims(backprop)]
 
 
+def test_a_run_that_diverged_is_shown_by_its_size(tmp_path: Path) -> None:
+    config = Config(method="fomoh", epochs=40)
+    folder = write_run(tmp_path / "fixed", config)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for line in lines[20:]:
+        line["validation_nll"] = 1.5e23
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_run(tmp_path / "scheduled", config.replace(schedule="step"))
+    found = claims.claims(report.sections(report.read([tmp_path]))[0])
+    degrades, helps = found[1], found[2]
+    assert degrades.holds and "to 1.5e+23 (diverged, times" in degrades.numbers
+    assert helps.holds and "-1.5e+23" in helps.numbers
+
+
 # -- page and Markdown --------------------------------------------------------------------------------------------
 
 

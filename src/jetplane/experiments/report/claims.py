@@ -15,6 +15,7 @@ from .runs import LEVELS, WINDOWS
 __all__ = ["Claim", "claims"]
 
 _DEGRADED = 0.01  # relative rise of the validation NLL from its lowest stretch that counts
+_FACTOR = 1000  # from which a loss, or its rise, is given by its size alone
 
 
 class Claim(NamedTuple):
@@ -128,9 +129,15 @@ def _degrades(section: Section) -> tuple[bool, str]:
         low, last = (statistics.fmean(pick) for pick in ([min(w) for w in stretches], [w[-1] for w in stretches]))
         verdicts.append(rises.mean > _DEGRADED and rises.mean > _half_width(rises))
         where = statistics.median(100 * (w.index(min(w)) + 1) / len(w) for w in stretches)
-        texts.append(f"{row.label} {low:.4f} to {last:.4f} ({rises.mean:+.1%}, lowest at {where:.0f}% of the run)")
+        rise = f"{rises.mean:+.1%}" if rises.mean < _FACTOR else f"diverged, times {rises.mean + 1:.0e}"
+        texts.append(f"{row.label} {_loss(low)} to {_loss(last)} ({rise}, lowest at {where:.0f}% of the run)")
     numbers = f"Validation NLL, lowest and last mean over {100 // WINDOWS}% of the run: {'; '.join(texts)}."
     return all(verdicts), numbers
+
+
+def _loss(value: float, sign: str = "") -> str:
+    """A loss; of one that diverged its size."""
+    return f"{value:{sign}.4f}" if abs(value) < _FACTOR else f"{value:{sign}.3g}"
 
 
 def _half_width(values: Sample) -> float:
@@ -149,8 +156,8 @@ def _schedule_helps(section: Section) -> tuple[bool, str]:
     for a, b in pairs:
         d = difference(b.final("validation_nll"), a.final("validation_nll"))
         verdicts.append(d.value < 0)
-        interval = "" if math.isnan(d.low) else f" [{d.low:+.4f}, {d.high:+.4f}]"
-        texts.append(f"{a.label} {d.value:+.4f}{interval}")
+        interval = "" if math.isnan(d.low) else f" [{_loss(d.low, '+')}, {_loss(d.high, '+')}]"
+        texts.append(f"{a.label} {_loss(d.value, '+')}{interval}")
     return all(verdicts), f"Final validation NLL, with the schedule minus without: {'; '.join(texts)}."
 
 
