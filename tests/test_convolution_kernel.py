@@ -141,7 +141,7 @@ def h200(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("h200")
 def test_it_is_used_for_the_second_convolution_of_the_cnn() -> None:
-    assert all(fake(k) for k in (1, 3, 10))
+    assert all(fake(k) for k in (2, 3, 10))
 
 
 @pytest.mark.usefixtures("h200")
@@ -155,6 +155,7 @@ def test_it_is_used_for_the_second_convolution_of_the_cnn() -> None:
         {"c": 3},
         {"o": 10},
         {"c": 128},
+        {"k": 1},
         {"k": 17},
         {"pairs": PairSet.diagonal(3)},
         {"pairs": PairSet.laplacian(3)},
@@ -345,7 +346,8 @@ def test_a_compiled_plane_with_the_kernel_is_the_one_without(k: int, monkeypatch
     )
     with torch.backends.cudnn.flags(allow_tf32=True):
         found = jp.compile(jp.quadratic)(loss, values, directions)
-    assert len(calls) == 1  # the first has 4 x 5 x 5 numbers in a window, but no tangents before it
+    # the first has 4 x 5 x 5 numbers in a window, but no tangents before it
+    assert len(calls) == (1 if k > 1 else 0)
     for part in ("loss", "slope", "curvature"):
         truth = getattr(expected, part)
         assert (getattr(found, part) - truth).abs().max() <= 2e-2 * truth.abs().max()

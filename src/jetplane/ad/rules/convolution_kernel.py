@@ -15,11 +15,11 @@ from ..jet import Operand, PairSet
 
 __all__ = ["ENABLED", "convolution_jet", "pays", "rounded"]
 
-# Set to True, or JETPLANE_CONVOLUTION_KERNEL=1 in the environment, to use it: not yet timed on a GPU, so off.
-ENABLED = os.environ.get("JETPLANE_CONVOLUTION_KERNEL", "0") == "1"
+# Set to False, or JETPLANE_CONVOLUTION_KERNEL=0 in the environment, to do without it.
+ENABLED = os.environ.get("JETPLANE_CONVOLUTION_KERNEL", "1") == "1"
 
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
-_MOST_DIRECTIONS = 16  # groups of rows are written out in the kernel
+_DIRECTIONS = range(2, 17)  # with one, the library is as fast; groups of rows are written out in the kernel
 _LONGEST = 2048  # numbers in a window; beyond, the library's products take so long that its sums do not count
 _FEWEST = 1 << 14  # positions of the output: about one program for each of an H200's multiprocessors
 
@@ -46,7 +46,7 @@ def pays(
         return False
     if x.tangent is None or w.tangent is None or w.second is not None or pairs.weights is not None:
         return False
-    if pairs.pairs != PairSet.all(pairs.k).pairs or pairs.k > _MOST_DIRECTIONS:
+    if pairs.pairs != PairSet.all(pairs.k).pairs or pairs.k not in _DIRECTIONS:
         return False
     if value.dtype != torch.float32 or kernel.dtype != torch.float32 or not _tf32():
         return False
