@@ -249,6 +249,19 @@ def test_the_timed_step_is_newtons_step_in_the_plane(model: str) -> None:
     assert steps.step_error("jetplane", 2, model, 0, 8, "cpu") < 1e-9
 
 
+def test_many_compiled_steps_in_one_call_are_checked_as_a_step() -> None:
+    assert steps.step_error("jetplane-compiled-steps", 2, "rosenbrock", 0, 8, "cpu") < 1e-9
+
+
+def test_the_time_of_many_steps_is_that_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def prepare(problem: Problem, setting: Setting) -> Prepared:
+        return Prepared(lambda: time.sleep(0.02), steps.as_plane, lambda result: None, steps=10)
+
+    monkeypatch.setitem(steps.STEPS, "ten", System("ten", "ten steps a call", "peer", prepare))
+    result = measure.run(TINY.but(does="time", what="step", system="ten", model="rosenbrock", depth=0))
+    assert result["steps_per_call"] == 10 and 2.0 <= result["min_ms"] < 20.0
+
+
 def test_the_authors_step_is_checked_by_their_plane_and_ours_as_a_step() -> None:
     plan = run.Plan([])
     point = Point("step", "cnn", 0, 3, 64, "float32")

@@ -926,10 +926,18 @@ def test_steps_through_the_compiler() -> None:
     for compile in (False, True):
         x = leaf(-1.2, 1.0)
         opt = FoMoHKD([x], 1.0, k=2, seed=1, compile=compile)
+        before = x._version
         losses = [float(opt.step(lambda: rosenbrock(x))) for _ in range(4)]  # noqa: B023 - called at once
         assert isinstance(opt.report, LateReport) == compile
+        assert x._version > before  # autograd must see that it was written
         ends.append((x.detach(), torch.tensor(losses)))
     assert_close(ends[1], ends[0], 1e-9)
+
+
+def test_inputs_that_are_one_tensor_are_left_to_autograds_layers() -> None:
+    x = torch.tensor([1.0, 2.0])
+    run, written = _torch.compiled(lambda tensors: [tensors[0] * 3 + tensors[1]], [x, x])
+    assert (run([x, x])[0].tolist(), written) == ([4.0, 8.0], set())
 
 
 @pytest.mark.slow

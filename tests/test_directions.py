@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import FrozenInstanceError
+from typing import Any
 
 import pytest
 import torch
@@ -375,6 +376,17 @@ def test_roots_are_correctly_rounded() -> None:
     assert torch.equal(philox_module._root(short), exact)
 
 
+@pytest.mark.parametrize("angular", [0, 1 << 30, 2 << 30, 3 << 30])
+def test_a_radius_of_zero_has_the_same_sign_in_python(angular: int) -> None:
+    words = 0xFFFFFFFF, angular  # a uniform number that is rounded to one
+    tensors = tuple(torch.tensor([word]) for word in (*words, *words))
+    radius, angle = next(philox_module._pairs32(tensors))
+    expected = torch.stack([radius * part for part in philox_module._on_circle(angle, torch.float32)]).flatten()
+    actual = torch.tensor(scalar._singles((*words, *words), 2), dtype=torch.float32)
+    assert torch.equal(expected, torch.zeros(2))
+    assert torch.equal(actual.view(torch.int32), expected.view(torch.int32))
+
+
 @given(
     seed=st.integers(0, 2**64 - 1),
     step=st.integers(0, 2**32 - 1),
@@ -383,13 +395,14 @@ def test_roots_are_correctly_rounded() -> None:
     start=st.integers(0, 100),
     rows=st.integers(0, 3),
     size=st.integers(0, 9),
+    kind=st.sampled_from([(torch.float32, torch.int32), (torch.float64, torch.int64)]),
 )
-@settings(derandomize=True, deadline=None, max_examples=100)
+@settings(derandomize=True, deadline=None, max_examples=200)
 def test_a_few_numbers_in_python_are_the_same_bits(
-    seed: int, step: int, sample: int, position: int, start: int, rows: int, size: int
+    seed: int, step: int, sample: int, position: int, start: int, rows: int, size: int, kind: tuple[Any, Any]
 ) -> None:
-    stream = Stream(seed, step, sample, position)
-    expected = normal(stream, start, start + rows, size, dtype=F64, device=torch.device("cpu"))
-    actual = scalar.normal(stream, start, start + rows, size)
+    stream, (dtype, bits) = Stream(seed, step, sample, position), kind
+    expected = normal(stream, start, start + rows, size, dtype=dtype, device=torch.device("cpu"))
+    actual = scalar.normal(stream, start, start + rows, size, dtype)
     assert actual.shape == expected.shape
-    assert torch.equal(actual.view(torch.int64), expected.contiguous().view(torch.int64))
+    assert torch.equal(actual.view(bits), expected.contiguous().view(bits))

@@ -39,6 +39,7 @@ __all__ = [
     "pytree",
     "quiet_vmap_fallback",
     "set_engine",
+    "uncompiled",
     "unfused_script",
     "unwrap_functorch",
     "without_fused_libraries",
@@ -87,6 +88,10 @@ class AboveAutograd:
     def __call__(self) -> _Restored:
         """A context in which the state is restored."""
         return _Restored(self)
+
+    def is_needless(self) -> bool:
+        """Whether plain arithmetic gives the same below autograd, where it takes less time: no graph, and no casts."""
+        return not self.differentiable and not torch._C._is_any_autocast_enabled()
 
 
 class _Restored:
@@ -176,9 +181,28 @@ def native_losses(name: str) -> list[Any]:
     return [function for function in found if function is not None]
 
 
-def unfused_script() -> Any:
-    """A context in which TorchScript runs operation by operation, without fused kernels."""
-    return torch.jit.optimized_execution(False)  # type: ignore[attr-defined]
+class unfused_script:
+    """TorchScript runs operation by operation, without fused kernels. A class, for torch's own is a generator."""
+
+    def __enter__(self) -> None:
+        self._previous = torch._C._get_graph_executor_optimize()
+        torch._C._set_graph_executor_optimize(False)
+
+    def __exit__(self, *exc: object) -> None:
+        torch._C._set_graph_executor_optimize(self._previous)
+
+
+class uncompiled:
+    """Compiled functions run as they are: ``torch.compiler.set_stance``, which would change it three times a pass."""
+
+    def __enter__(self) -> None:
+        dynamo = sys.modules.get("torch._dynamo.eval_frame")  # else nothing has been compiled; it takes seconds to load
+        self._dynamo: Any = dynamo
+        self._previous = None if dynamo is None else dynamo._set_stance(dynamo.DynamoStance("force_eager"))
+
+    def __exit__(self, *exc: object) -> None:
+        if self._previous is not None:
+            self._dynamo._set_stance(self._previous)
 
 
 class quiet_vmap_fallback:
@@ -242,11 +266,18 @@ def explain_capture(error: BaseException) -> str:
 
 def compiled(function: Callable[..., Any], inputs: Any) -> tuple[Callable[..., Any], set[int]]:
     """``function`` of a list of tensors, traced without values and compiled by Inductor; and which inputs it writes."""
-    from torch._inductor.compile_fx import compile_fx
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
     from torch.fx.experimental.proxy_tensor import make_fx
 
     plain = [tensor.detach() for tensor in inputs]
     written: set[int] = set()
+    made: list[tuple[Any, int, int]] = []  # what Inductor makes, with the numbers of its inputs and outputs
+
+    def noting(graph: Any, *args: Any, **options: Any) -> Any:
+        inputs, (output,) = graph.graph.find_nodes(op="placeholder"), graph.graph.find_nodes(op="output")
+        counts = len(inputs), len(output.args[0])
+        made.append((compile_fx_inner(graph, *args, **options), *counts))
+        return made[-1][0]
 
     def watched(*tensors: torch.Tensor) -> Any:
         before = [tensor._version for tensor in tensors]
@@ -256,10 +287,22 @@ def compiled(function: Callable[..., Any], inputs: Any) -> tuple[Callable[..., A
 
     with torch.no_grad():
         traced = make_fx(watched, tracing_mode="fake")(*plain)
-        run: Any = compile_fx(traced, plain)
+        (output,) = traced.graph.find_nodes(op="output")
+        outputs = len(output.args[0])
+        run: Any = compile_fx(traced, plain, inner_compile=noting)
 
     def call(tensors: Any) -> Any:
         with torch.no_grad():
-            return run(*(tensor.detach() for tensor in tensors))
+            return run(*[tensor.detach() for tensor in tensors])
 
-    return call, written
+    if len(made) != 1 or made[0][1:] != (len(plain), outputs) or torch._C._is_any_autocast_enabled():
+        return call, written
+    # Nothing is left to autograd's layers around it but to count the writes: they take longer than a small program.
+    inner = getattr(made[0][0], "current_callable", None) or made[0][0]
+
+    def call_inner(tensors: Any) -> Any:
+        with torch.no_grad():
+            torch.autograd.graph.increment_version([tensors[place] for place in written])
+            return inner([tensor.detach() for tensor in tensors])
+
+    return call_inner, written

@@ -20,6 +20,9 @@ from .registry import Kind, Rule, add, argument_names, name_of
 
 Derivative = Callable[..., Any]
 
+_NUMBERS = (int, float)
+_SEVERAL = (list, tuple)
+
 
 # -- constant -----------------------------------------------------------------------------------------------------
 
@@ -68,7 +71,7 @@ def primals_of(tree: Any) -> Any:
     """``tree`` with every Operand replaced by its value. By hand: torch's tree_map costs more than a small rule."""
     if isinstance(tree, Operand):
         return tree.primal
-    if isinstance(tree, list | tuple):
+    if isinstance(tree, _SEVERAL):
         values = [primals_of(leaf) for leaf in tree]
         return values if isinstance(tree, list) else tuple(values)
     return {name: primals_of(leaf) for name, leaf in tree.items()} if isinstance(tree, dict) else tree
@@ -117,7 +120,7 @@ def elementwise_of_many(op: Any, count: int, first: Derivative, second: Derivati
 
     def rule(pairs: PairSet, op: Any, *args: Any, **kwargs: Any) -> Any:
         _refuse_jets(op, args, kwargs, count)
-        values = primals_of(args)
+        values = [arg.primal if isinstance(arg, Operand) else arg for arg in args]
         y = op(*values, **kwargs)
         partials = first(y, *values, **kwargs)
         hessian = second(y, *values, **kwargs) if second is not None and pairs.rows else {}
@@ -134,20 +137,28 @@ def chain(
     y_i  = sum_a f_a a_i
     y_ij = sum_a f_a a_ij + sum_a f_aa a_i a_j + sum_{a<b} f_ab (a_i b_j + a_j b_i)
     """
-    tangents = [align(x.tangent, y.ndim) if isinstance(x, Operand) else None for x in operands]
-    tangent = total(scaled(t, d) for t, d in zip(tangents, partials, strict=True))
-    if not pairs.rows:
-        return Operand(y, spread(tangent, y), None)
-    seconds = [align(x.second, y.ndim) if isinstance(x, Operand) else None for x in operands]
-    terms = [scaled(s, d) for s, d in zip(seconds, partials, strict=True)]
-    for (a, b), h in hessian.items():
-        ta, tb = tangents[a], tangents[b]
-        if ta is None or tb is None:
+    ndim, curved = y.ndim, pairs.rows > 0
+    tangents: dict[int, Tensor] = {}
+    tangent: Tensor | None = None
+    second: Tensor | None = None
+    for number, (x, d) in enumerate(zip(operands, partials, strict=True)):
+        if not isinstance(x, Operand):
             continue
-        scaled_ta = scaled(ta, h)
-        if scaled_ta is not None:
-            terms.append(pairs.outer(scaled_ta, tb) if a == b else pairs.cross(scaled_ta, tb))
-    return Operand(y, spread(tangent, y), spread(total(terms), y))
+        factor = d() if callable(d) else d
+        rows = align(x.tangent, ndim)
+        if rows is not None:
+            tangents[number] = rows
+            tangent = plus_scaled(tangent, rows, factor)
+        if curved:
+            second = plus_scaled(second, align(x.second, ndim), factor)
+    if curved:
+        for (a, b), h in hessian.items():
+            if a in tangents and b in tangents:
+                bent = scaled(tangents[a], h)
+                if bent is not None:
+                    product = pairs.outer(bent, tangents[b]) if a == b else pairs.cross(bent, tangents[b])
+                    second = product if second is None else second + product
+    return Operand(y, spread(tangent, y), spread(second, y))
 
 
 def align(rows: Tensor | None, ndim: int) -> Tensor | None:
@@ -159,13 +170,22 @@ def align(rows: Tensor | None, ndim: int) -> Tensor | None:
 
 def scaled(rows: Tensor | None, factor: Any) -> Tensor | None:
     """``rows * factor``, with None for zero rows or a zero factor."""
-    if rows is None:
+    if rows is None or factor is None:
         return None
+    if isinstance(factor, Tensor):
+        # of a mask, a product would make numbers first
+        return torch.where(factor, rows, 0.0) if factor.dtype == torch.bool else rows * factor
     if callable(factor):
-        factor = factor()
-    if isinstance(factor, Tensor) and factor.dtype == torch.bool:  # a product would make numbers of the mask first
-        return torch.where(factor, rows, 0.0)
-    return None if factor is None else rows if _is_one(factor) else rows * factor
+        return scaled(rows, factor())
+    return rows if _is_one(factor) else rows * factor
+
+
+def plus_scaled(before: Tensor | None, rows: Tensor | None, factor: Any) -> Tensor | None:
+    """``before + rows * factor``, with None for zero; in one operation where the factor is a number."""
+    if before is not None and rows is not None and isinstance(factor, _NUMBERS):
+        return before + rows if factor == 1 else torch.add(before, rows, alpha=factor)
+    more = scaled(rows, factor)
+    return more if before is None else before if more is None else before + more
 
 
 def total(terms: Any) -> Tensor | None:
@@ -185,7 +205,7 @@ def spread(rows: Tensor | None, y: Tensor) -> Tensor | None:
 
 
 def _is_one(factor: Any) -> bool:
-    return isinstance(factor, int | float) and factor == 1
+    return isinstance(factor, _NUMBERS) and factor == 1
 
 
 # -- linear -------------------------------------------------------------------------------------------------------
@@ -238,7 +258,7 @@ def _is_jet(value: Any) -> bool:
 
 
 def _has_jets(value: Any) -> bool:
-    return isinstance(value, Operand) or (isinstance(value, list | tuple) and any(map(_has_jets, value)))
+    return isinstance(value, Operand) or (isinstance(value, _SEVERAL) and any(map(_has_jets, value)))
 
 
 def _can_shift(bound: dict[str, Any], active: set[str]) -> bool:
@@ -462,6 +482,8 @@ def accumulate(rows: Tensor | None, *terms: Tensor | None) -> Tensor | None:
 
 def _refuse_jets(op: Any, args: Sequence[Any], kwargs: dict[str, Any], differentiated: int) -> None:
     """Raise if an argument behind the first ``differentiated`` ones is perturbed: the rule takes it for constant."""
+    if not (any(map(_has_jets, args[differentiated:])) or (kwargs and any(map(_has_jets, kwargs.values())))):
+        return
     positional = list(zip(argument_names(op), args, strict=False))
     for name, value in (*positional[differentiated:], *kwargs.items()):
         if _has_jets(value):

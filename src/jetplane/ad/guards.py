@@ -44,11 +44,8 @@ class guarded:
     def __enter__(self) -> None:
         refuse_transforms()
         mode = self._mode
-        # its fused kernels are invisible
-        contexts: list[Any] = [_Settings(), _torch.unfused_script()]
-        if "torch._dynamo" in sys.modules:  # else nothing has been compiled, and importing it takes seconds
-            contexts.append(torch.compiler.set_stance("force_eager"))
-        contexts += [_Hooks(mode), mode.stops]
+        # the fused kernels of TorchScript and of compiled functions are invisible
+        contexts = (_Settings(), _torch.unfused_script(), _torch.uncompiled(), _Hooks(mode), mode.stops)
         self._entered: list[Any] = []
         try:
             for context in contexts:

@@ -27,7 +27,8 @@ __all__ = ["JetMode"]
 
 Read = Callable[[Tensor], tuple[Tensor | None, Tensor | None]]
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer))
+_SEVERAL = (list, tuple)
 
 
 class JetMode(_torch.DispatchMode):
@@ -124,7 +125,7 @@ class JetMode(_torch.DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if types and not all(t in _PLAIN for t in types):
+        if not _PLAIN.issuperset(types):
             _refuse_subclasses(func, types)
         tracked = self._tracked(args, kwargs)
         if not tracked:
@@ -178,6 +179,8 @@ class JetMode(_torch.DispatchMode):
             if out is NotImplemented:  # torch's decomposition declines these arguments
                 raise MissingRule(f"{func} has no rule", str(func))
             return out
+        if self.boundary is None and step.family == "elementwise" and self.above.is_needless():
+            return self._rule(step, func, args, kwargs, self.pairs, self._lift)
         with self.above():
             if self.boundary is None:
                 return self._rule(step, func, args, kwargs, self.pairs, self._lift)
@@ -191,6 +194,8 @@ class JetMode(_torch.DispatchMode):
 
     def _rule(self, step: Plan, func: Any, args: Any, kwargs: Any, pairs: PairSet, lift: Callable[[Any], Any]) -> Any:
         assert step.apply is not None
+        if not kwargs:
+            return step.apply(pairs, func, *map(lift, args))
         return step.apply(pairs, func, *map(lift, args), **{name: lift(value) for name, value in kwargs.items()})
 
     def _return(self, out: Any, args: Any) -> Any:
@@ -335,7 +340,7 @@ class JetMode(_torch.DispatchMode):
             if isinstance(value, Tensor):
                 if self.tracks(value):
                     found.append(value)
-            elif isinstance(value, list | tuple):
+            elif isinstance(value, _SEVERAL):
                 self._collect(value, found)
 
     def _lift(self, value: Any, read: Read | None = None) -> Any:
@@ -349,7 +354,7 @@ class JetMode(_torch.DispatchMode):
                 return value
             tangent, second = record.read(value) if read is None else read(value)
             return value if tangent is None and second is None else Operand(value, tangent, second)
-        if isinstance(value, list | tuple):
+        if isinstance(value, _SEVERAL):
             return [self._lift(item, read) for item in value]
         return value
 
@@ -362,8 +367,11 @@ class JetMode(_torch.DispatchMode):
 
 def _fresh(value: Tensor, args: Any) -> Tensor:
     """``value`` as autograd expects it from below: without a graph of its own and not an input."""
-    if value.requires_grad or value._is_view() or any(value is a for a in args):
+    if value.requires_grad or value._is_view():
         return value.detach()
+    for given in args:
+        if given is value:
+            return value.detach()
     return value
 
 

@@ -12,7 +12,9 @@ with one second row per pair (i, j) of a :class:`PairSet`, or a single row that 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple, Protocol
 
 import torch
@@ -57,6 +59,7 @@ class PairSet:
         return PairSet(k, (), shape="none")
 
     @staticmethod
+    @cache
     def all(k: int) -> PairSet:
         """All K(K+1)/2 pairs with i <= j: the projected Hessian. The only place that knows their order."""
         return PairSet(k, tuple((i, j) for i in range(k) for j in range(i, k)), shape="diagonal" if k == 1 else "all")
@@ -94,7 +97,7 @@ class PairSet:
             if spec.k != k:
                 raise ValueError(f"the pair set is for {spec.k} directions; there are {k}.")
             return spec
-        makers = {
+        makers: dict[str, Callable[[int], PairSet]] = {
             "all": PairSet.all,
             "diagonal": PairSet.diagonal,
             "star": PairSet.star,
@@ -119,8 +122,9 @@ class PairSet:
         if self.shape == "star":
             return self._collapse(a[:1] * b[1:])
         if self.shape == "all":
-            if self.k == 2:  # the same with fewer calls
-                return self._collapse(torch.cat([a[:1] * b, a[1:] * b[1:]]))
+            if _is_few(a):
+                i, j = _places(self.k)
+                return self._collapse(a.index_select(0, i) * b.index_select(0, j))
             return self._collapse(torch.cat([a[i : i + 1] * b[i:] for i in range(self.k)]))
         i, j = self._index(a.device)
         return self._collapse(a[i] * b[j])
@@ -132,6 +136,10 @@ class PairSet:
         if self.shape == "star":
             return self._collapse(a[:1] * b[1:] + a[1:] * b[:1])
         if self.shape == "all":
+            if _is_few(a):
+                i, j = _places(self.k)
+                both = a.index_select(0, i) * b.index_select(0, j) + a.index_select(0, j) * b.index_select(0, i)
+                return self._collapse(both)
             return self._collapse(torch.cat([a[i : i + 1] * b[i:] + a[i:] * b[i : i + 1] for i in range(self.k)]))
         i, j = self._index(a.device)
         return self._collapse(a[i] * b[j] + a[j] * b[i])
@@ -162,13 +170,11 @@ class PairSet:
         """The symmetric (K, K, *S) array of second rows (pairs, *S); pairs outside the set are zero."""
         if self.weights is not None:
             raise ValueError("a weighted sum of pairs is one row and has no matrix; expected a set without weights.")
-        if self.shape == "all" and self.k == 2:
+        if self.shape == "all" and self.k == 2 and not rows.is_cpu:  # in fewer launches than the gather
             return torch.cat([rows[:2], rows[1:]]).reshape(2, 2, *rows.shape[1:])
         if self.shape == "all":  # a gather, with places made on the device
-            number = torch.arange(self.k, device=rows.device)
-            low, high = torch.minimum(number[:, None], number), torch.maximum(number[:, None], number)
-            place = low * self.k - low * (low - 1) // 2 + high - low
-            return rows.index_select(0, place.reshape(-1)).reshape(self.k, self.k, *rows.shape[1:])
+            place = _entries(self.k) if _is_few(rows) else _entries_on(self.k, rows.device)
+            return rows.index_select(0, place).reshape(self.k, self.k, *rows.shape[1:])
         if self.shape == "diagonal":
             return rows.movedim(0, -1).diag_embed(dim1=0, dim2=1)
         out = rows.new_zeros((self.k, self.k, *rows.shape[1:]))
@@ -188,6 +194,37 @@ class PairSet:
             return rows.sum(0, keepdim=True)
         weights = torch.tensor(self.weights, dtype=rows.dtype, device=rows.device)
         return torch.tensordot(weights, rows, dims=1).unsqueeze(0)
+
+
+# -- places of the pairs, kept for few numbers: there slices and concatenations take longer than what they are for ---
+
+_FEW = 256
+
+
+def _is_few(rows: Tensor) -> bool:
+    """Whether these are few numbers on the CPU; not in a traced program, where a kept tensor would be a constant."""
+    return type(rows) is Tensor and rows.is_cpu and rows.numel() <= _FEW
+
+
+@cache
+def _places(k: int) -> tuple[Tensor, Tensor]:
+    """The first and the second directions of all pairs."""
+    i, j = zip(*PairSet.all(k).pairs, strict=True)
+    with torch.inference_mode(False):  # they are used outside of it, too
+        return torch.tensor(i, device="cpu"), torch.tensor(j, device="cpu")
+
+
+@cache
+def _entries(k: int) -> Tensor:
+    """For each entry of a symmetric (K, K) matrix, the place of its pair."""
+    with torch.inference_mode(False):
+        return _entries_on(k, torch.device("cpu"))
+
+
+def _entries_on(k: int, device: torch.device) -> Tensor:
+    number = torch.arange(k, device=device)
+    low, high = torch.minimum(number[:, None], number), torch.maximum(number[:, None], number)
+    return (low * k - low * (low - 1) // 2 + high - low).reshape(-1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ Geometry = tuple[tuple[int, ...], tuple[int, ...], int]
 
 def geometry(tensor: Tensor) -> Geometry:
     """Where in its storage the tensor's elements lie."""
-    return tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
+    return tensor.shape, tensor.stride(), int(tensor.storage_offset())
 
 
 class Source(Protocol):

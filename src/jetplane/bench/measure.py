@@ -106,7 +106,9 @@ def _measured(task: Task, system: System, prepared: Prepared, meter: Meter | Non
     found: Result = {}
     if task.does in ("time", "both"):
         times, inner = clock.sample(prepared.call, prepared.wait, task.repeats, task.seconds)
-        found |= {**clock.summary(times), "calls_per_sample": inner}
+        found |= {**clock.summary([time / prepared.steps for time in times]), "calls_per_sample": inner}
+        if prepared.steps > 1:
+            found["steps_per_call"] = prepared.steps
     planned = prepared.planned()
     if planned is not None:
         found["planned_bytes"] = planned

@@ -21,21 +21,27 @@ __all__ = ["STEPS", "step_error"]
 
 # small, so that a timing of many steps stays in one regime; the work of a step does not depend on it
 _LR = 1e-3
+_IN_A_ROW = 20  # steps of one call, where a call takes several
 
 
-def _optimizer(problem: Problem, options: dict[str, Any]) -> Callable[[], Tensor]:
+def _optimizer(problem: Problem, options: dict[str, Any], count: int | None = None) -> Callable[[], Any]:
+    """A call that takes a step; or, with ``count``, as many of them by ``steps``."""
     # patience=None: a step that is not taken is measured as well, and must not end the measurement
     search = FoMoHKD(problem.params.values(), lr=_LR, k=problem.k, patience=None, **options)
 
     def loss(x: Tensor, y: Tensor) -> Tensor:
         return problem.loss_on(x, y)
 
-    return lambda: search.step(loss, problem.x, problem.y)
+    if count is None:
+        return lambda: search.step(loss, problem.x, problem.y)
+    batches = [batch.expand(count, *batch.shape) for batch in (problem.x, problem.y)]
+    return lambda: search.steps(loss, *batches)
 
 
-def _ours(options: Callable[[], dict[str, Any]]) -> Callable[[Problem, Setting], Prepared]:
+def _ours(options: Callable[[], dict[str, Any]], count: int | None = None) -> Callable[[Problem, Setting], Prepared]:
     def prepare(problem: Problem, setting: Setting) -> Prepared:
-        return Prepared(_optimizer(problem, options()), as_plane, torch_wait(setting.device))
+        call = _optimizer(problem, options(), count)
+        return Prepared(call, as_plane, torch_wait(setting.device), steps=count or 1)
 
     return prepare
 
@@ -73,6 +79,13 @@ STEPS: dict[str, System] = {
             *("jetplane-compiled", "the same, compiled", "ours", _ours(compiled.step_options)),
             compiled=True,
         ),
+        System(
+            "jetplane-compiled-steps",
+            f"the same, {_IN_A_ROW} steps a call; the time is that of one",
+            "ours",
+            _ours(compiled.step_options, _IN_A_ROW),
+            compiled=True,
+        ),
         System("fomoh", "the authors' step of FoMoH-KD", "peer", _authors, authors.SYSTEMS[0].missing),
     )
 }
@@ -80,7 +93,7 @@ STEPS: dict[str, System] = {
 
 def step_error(system: str, k: int, model: str, depth: int, batch: int, device: str) -> float:
     """How far one step of ours in float64 is from Newton's step in the same plane by double backward, relatively."""
-    make = {"jetplane": dict, "jetplane-compiled": compiled.step_options}[system]
+    options = compiled.step_options() if STEPS[system].compiled else {}
     problem = Problem(model, k, batch, depth, torch.float64, device)
     leaves = list(problem.params.values())
     before = [leaf.detach().clone() for leaf in leaves]
@@ -92,7 +105,7 @@ def step_error(system: str, k: int, model: str, depth: int, batch: int, device: 
     rows = [drawn.rows(position, leaf.detach(), 0, k) for position, leaf in enumerate(leaves)]
     expected = double_backward(problem.loss, leaves, rows)
     coefficients = JitteredInverse()(expected).coefficients.to(rows[0])
-    _optimizer(problem, make())()
+    _optimizer(problem, options, 1 if system.endswith("-steps") else None)()
     worst = 0.0
     for leaf, start, row in zip(leaves, before, rows, strict=True):
         move = _LR * torch.tensordot(coefficients, row, 1)

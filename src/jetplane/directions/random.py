@@ -147,7 +147,7 @@ class _Normal(_Lazy):
         if isinstance(stream.step, Tensor) or traced.fast(like.device):
             return traced.normal(stream, start, stop, like.numel(), dtype=dtype, like=like)
         if scalar.pays(stop - start, like.numel(), dtype, like.device):
-            return scalar.normal(stream, start, stop, like.numel())
+            return scalar.normal(stream, start, stop, like.numel(), dtype)
         return normal(stream, start, stop, like.numel(), dtype=dtype, device=like.device)
 
 

@@ -47,7 +47,7 @@ def _normal(seed: Tensor, step: Tensor, place: int, start: int, stop: int, size:
         return kernels.normal(seed, step, place, start, stop, size, dtype)
     stream = counter.Stream(int(seed) % (1 << 64), int(step), place >> 16, place & 0xFFFF)
     if scalar.pays(stop - start, size, dtype, step.device):
-        return scalar.normal(stream, start, stop, size)
+        return scalar.normal(stream, start, stop, size, dtype)
     return counter.normal(stream, start, stop, size, dtype=dtype, device=step.device).contiguous()
 
 

@@ -377,7 +377,8 @@ class _Body:
         taken = code == OK
         gains = -coefficients * model.slope * sign
         self._remember(memory, deltas, everything, scales, Taken(rows, coefficients, gains), taken)
-        whole.copy_(torch.stack([whole[0] + 1, whole[1], torch.where(taken, 0, whole[2] + 1)]))
+        whole[0].add_(1)
+        whole[2].copy_(torch.where(taken, 0, whole[2] + 1))
         self.packing = Packing(self.k, model.loss.dtype, self.evaluates)
         return [*outputs, Packing.pack(model, coefficients, predicted, code, actual)]
 

@@ -299,30 +299,28 @@ class HyperplaneSearch(torch.optim.Optimizer):
         if not any(program.used):
             raise ValueError("the closure uses none of the parameters; expected a loss that depends on them.")
         status = next((step.status for step in steps if step.status is not Status.OK), Status.OK)
-        one = self.samples == 1  # then nothing is stacked, which would take longer than the solution
-        coefficients = steps[0].coefficients.unsqueeze(0) if one else torch.stack([s.coefficients for s in steps])
-        numbers = [models[0].loss, coefficients, *(model.slope for model in models)]
+        coefficients = [step.coefficients for step in steps]
+        numbers = [models[0].loss, *coefficients, *(model.slope for model in models)]
         if not finite(numbers):
             status = Status.NONFINITE
         factor, actual, deltas = 1.0, None, []
         if status is Status.OK:
-            shares = coefficients * (lr / self.samples)
+            shares = [c * (lr / self.samples) for c in coefficients]
             deltas = update(list(zip(drawn, shares, strict=True)), leaves, program.used, size)
             if not finite(deltas):
                 status = Status.NONFINITE
             elif self.clip is not None:
                 factor = clipped(deltas, self.clip)
         if status is Status.OK and evaluates:
-            factor, actual, status = self._try(program, models, coefficients * lr, deltas, factor)
+            factor, actual, status = self._try(program, models, coefficients, lr, deltas, factor)
         if factor != 1.0:
             deltas = [delta.mul_(factor) for delta in deltas]
-        final = coefficients if factor == 1.0 else coefficients * factor
         report = Report(
             loss=measured[0].loss,
-            slope=measured[0].slope if one else torch.stack([model.slope for model in measured]),
-            curvature=measured[0].curvature if one else torch.stack([model.curvature for model in measured]),
-            coefficients=final[0] if one else final,
-            predicted=_predicted(models, coefficients * (lr * factor)),
+            slope=_together([model.slope for model in measured]),
+            curvature=_together([model.curvature for model in measured]),
+            coefficients=_together(coefficients if factor == 1.0 else [c * factor for c in coefficients]),
+            predicted=_predicted(models, coefficients, lr * factor),
             actual=actual,
             status=status,
             evaluations=program.evaluations,
@@ -337,7 +335,7 @@ class HyperplaneSearch(torch.optim.Optimizer):
         plane = Plane(group["seed"], group["step"], sample, leaves, program.gradient, memory)
         rows = self._family().draw(plane)
         if not self._chunked and rows.k * sum(leaf.numel() for leaf in leaves) <= _FEW:
-            rows = Held(rows)
+            rows = Held(rows, leaves)
         scales = [one.lr / largest if largest else 1.0 for one in moving]
         return Scaled(rows, scales, [one.label for one in moving])
 
@@ -354,7 +352,13 @@ class HyperplaneSearch(torch.optim.Optimizer):
         return self._fitting.size(kind, partial(program.chunk_size, plane, self.curvature))
 
     def _try(
-        self, program: Program, models: list[Quadratic], coefficients: Tensor, deltas: list[Tensor], factor: float
+        self,
+        program: Program,
+        models: list[Quadratic],
+        coefficients: list[Tensor],
+        lr: float,
+        deltas: list[Tensor],
+        factor: float,
     ) -> tuple[float, Tensor, Status]:
         """The factor with which the step passes the test, the decrease there, and OK or REJECTED."""
         test = self.accept or Finite()
@@ -363,7 +367,7 @@ class HyperplaneSearch(torch.optim.Optimizer):
             for attempt in range(test.backtracks + 1):
                 factor = factor / 2 if attempt else factor
                 actual = models[0].loss - sign * loss_at(deltas, factor)
-                predicted = _predicted(models, coefficients * factor)
+                predicted = _predicted(models, coefficients, lr * factor)
                 if not attempt:
                     self._adapt(predicted, actual)
                 if test.holds(float(predicted), float(actual)):
@@ -518,17 +522,23 @@ def _beginning(directions: Family, solver: Solver) -> dict[str, Any]:
     }
 
 
-def _predicted(models: list[Quadratic], coefficients: Tensor) -> Tensor:
-    """The mean over planes of -(slope . c + c . H c / 2)."""
-    if len(models) == 1 and models[0].k <= _FEW_DIRECTIONS and coefficients.device.type == "cpu":
-        return _predicted_by_numbers(models[0], coefficients[0])
-    parts = [-(m.slope @ c + c @ m.curvature @ c / 2) for m, c in zip(models, coefficients, strict=True)]
+def _together(planes: list[Tensor]) -> Tensor:
+    """The numbers of all planes, stacked where there are several."""
+    return planes[0] if len(planes) == 1 else torch.stack(planes)
+
+
+def _predicted(models: list[Quadratic], coefficients: list[Tensor], rate: float) -> Tensor:
+    """The mean over planes of -(slope . c + c . H c / 2), for the step c = rate * coefficients."""
+    if len(models) == 1 and models[0].k <= _FEW_DIRECTIONS and coefficients[0].is_cpu:
+        return _predicted_by_numbers(models[0], coefficients[0], rate)
+    steps = [c * rate for c in coefficients]
+    parts = [-(m.slope @ c + c @ m.curvature @ c / 2) for m, c in zip(models, steps, strict=True)]
     return parts[0] if len(parts) == 1 else torch.stack(parts).mean()
 
 
-def _predicted_by_numbers(model: Quadratic, coefficients: Tensor) -> Tensor:
+def _predicted_by_numbers(model: Quadratic, coefficients: Tensor, rate: float) -> Tensor:
     """The same in Python's own arithmetic, which for a few numbers takes less time than tensors do."""
-    c, slope = coefficients.tolist(), model.slope.tolist()
+    c, slope = [rate * number for number in coefficients.tolist()], model.slope.tolist()
     curved = [sum(map(operator.mul, row, c)) for row in model.curvature.tolist()]
     predicted = -(sum(map(operator.mul, slope, c)) + sum(map(operator.mul, curved, c)) / 2)
     return torch.tensor(predicted, dtype=coefficients.dtype, device="cpu")

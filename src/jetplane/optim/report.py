@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -86,7 +87,9 @@ class Reports:
 
     def __getitem__(self, number: int) -> LateReport:
         """The report of one step."""
-        aux = _torch.pytree.tree_map_only(Tensor, lambda tensor: tensor[number], self.aux)
+        aux = self.aux
+        if aux is not None:
+            aux = _torch.pytree.tree_map_only(Tensor, lambda tensor: tensor[number], aux)
         return LateReport(self._packed[number], self._packing, aux)
 
     @property
@@ -127,9 +130,13 @@ class LateReport:
     """The report of one step whose numbers may still be under way: only asking for the status waits for them."""
 
     def __init__(self, packed: Tensor, packing: Packing, aux: Any) -> None:
-        self._one = Reports(packed.unsqueeze(0), packing, None)
+        self._packed, self._packing = packed, packing
         self.aux = aux
         self.evaluations = 2 if packing.evaluated else 1
+
+    @cached_property
+    def _one(self) -> Reports:
+        return Reports(self._packed.unsqueeze(0), self._packing, None)
 
     @property
     def loss(self) -> Tensor:

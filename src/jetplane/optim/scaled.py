@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..ad import _torch
 from ..ad.directions import Directions
 from ..ad.replay import Replay
 
@@ -43,10 +44,22 @@ class Scaled:
         total: Tensor | None = None
         for start in range(0, self.k, block):
             stop = min(start + block, self.k)
-            part = torch.tensordot(coefficients[start:stop].to(like), self.rows(position, like, start, stop), dims=1)
+            rows = self.rows(position, like, start, stop)
+            some = coefficients if stop - start == self.k else coefficients[start:stop]
+            part = _combined(some.to(like), rows)
             total = part if total is None else total.add_(part)
         assert total is not None
         return total
+
+
+def _combined(coefficients: Tensor, rows: Tensor) -> Tensor:
+    """sum_k c_k v_k for rows (K, *S): (*S)."""
+    if not rows.is_cpu:
+        return torch.tensordot(coefficients, rows, dims=1)
+    flat = rows.reshape(rows.shape[0], math.prod(rows.shape[1:]))
+    traced = _torch.is_fake(type(rows))  # a compiler fuses a sum, and calls a library for a product
+    part = (coefficients.unsqueeze(1) * flat).sum(0) if traced else coefficients @ flat
+    return part.reshape(rows.shape[1:])
 
 
 def update(
@@ -87,8 +100,8 @@ def finite(tensors: Sequence[Tensor]) -> bool:
         >>> finite([torch.ones(2)]), finite([torch.ones(2), torch.tensor([math.inf])])
         (True, False)
     """
-    if all(tensor.numel() <= _FEW and tensor.device.type == "cpu" for tensor in tensors):
-        return all(math.isfinite(number) for tensor in tensors for number in tensor.reshape(-1).tolist())
+    if all(tensor.numel() <= _FEW and tensor.is_cpu for tensor in tensors):
+        return all(map(math.isfinite, [number for tensor in tensors for number in tensor.flatten().tolist()]))
     # A sum is not finite where an entry is not: one pass over each tensor, and no second one of the same size.
     sums = [tensor.sum() for tensor in tensors]
     if math.isfinite(float(sums[0] if len(sums) == 1 else torch.stack(sums).sum())):
@@ -97,11 +110,16 @@ def finite(tensors: Sequence[Tensor]) -> bool:
 
 
 class Held:
-    """Lazy directions that are made once for each tensor: a step uses them twice, in the pass and in the update."""
+    """Lazy directions that are made once for each tensor: a step uses them twice, in the pass and in the update.
 
-    def __init__(self, directions: Directions) -> None:
+    Those of ``leaves`` are made at once: inside of a pass the engine would look at each operation that makes them.
+    """
+
+    def __init__(self, directions: Directions, leaves: Sequence[Tensor] = ()) -> None:
         self._directions = directions
-        self._made: dict[int, Tensor] = {}
+        self._made = {
+            position: directions.rows(position, leaf, 0, directions.k) for position, leaf in enumerate(leaves)
+        }
 
     @property
     def k(self) -> int:
@@ -110,7 +128,8 @@ class Held:
     def rows(self, position: int, like: Tensor, start: int, stop: int) -> Tensor:
         if position not in self._made:
             self._made[position] = self._directions.rows(position, like, 0, self.k)
-        return self._made[position][start:stop]
+        made = self._made[position]
+        return made if stop - start == made.shape[0] else made[start:stop]
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,11 @@ class JitteredInverse:
     def _first_regular(self, plain: Plain) -> tuple[Tensor, Tensor]:
         """All tries at once, and the first of them that holds."""
         identity = torch.eye(len(plain.slope), dtype=plain.slope.dtype, device=plain.slope.device)
-        matrices = torch.stack([plain.curvature + self._extra(attempt) * identity for attempt in range(self.tries)])
+        attempt = torch.arange(self.tries, device=plain.slope.device)
+        extra = torch.zeros(self.tries, dtype=plain.slope.dtype, device=plain.slope.device)
+        for number in range(1, self.tries):  # not a tensor of numbers, which on CUDA would be copied there at each step
+            extra = torch.where(attempt == number, self._extra(number), extra)
+        matrices = plain.curvature + extra[:, None, None] * identity
         inverses = small_inverse(matrices)
         coefficients = -(inverses * plain.slope).sum(-1)  # (tries, K)
         holds = coefficients.isfinite().all(-1) & (_condition(matrices, inverses) < _limit(matrices))
@@ -71,8 +75,9 @@ class JitteredInverse:
 
     def _few(self, slope: list[float], curvature: list[list[float]]) -> list[float] | Failure:
         for attempt in range(self.tries):
-            extra = self._extra(attempt)
-            matrix = [[h + extra if i == j else h for j, h in enumerate(row)] for i, row in enumerate(curvature)]
+            extra, matrix = self._extra(attempt), curvature
+            if attempt:
+                matrix = [[h + extra if i == j else h for j, h in enumerate(row)] for i, row in enumerate(curvature)]
             inverse = _inverted(matrix)
             if inverse is not None and _norm(matrix) * _norm(inverse) < 1 / sys.float_info.epsilon:
                 return [-dot(row, slope) for row in inverse]

@@ -129,25 +129,26 @@ def _by_cofactors(matrix: Tensor) -> Tensor:
     The matrix is scaled to entries of order one before, so that no product overflows.
     """
     k = matrix.shape[-1]
-    size = matrix.abs().amax((-2, -1), keepdim=True)
-    size = torch.where(size > 0, size, 1.0)
-    m = [[(matrix / size)[..., i, j] for j in range(k)] for i in range(k)]
     if k == 1:
         return 1 / matrix
+    size = matrix.abs().amax((-2, -1), keepdim=True)
+    size = torch.where(size > 0, size, 1.0)
+    scaled = matrix / size
+    # nothing is stacked: to a compiler a stack is memory, and an index arithmetic
     if k == 2:
-        adjugate = [[m[1][1], -m[0][1]], [-m[1][0], m[0][0]]]
+        number = torch.arange(2, device=matrix.device)
+        adjugate = torch.where(number == number[:, None], scaled.flip((-2, -1)), -scaled)
     else:
-        adjugate = [
-            [
-                m[(j + 1) % 3][(i + 1) % 3] * m[(j + 2) % 3][(i + 2) % 3]
-                - m[(j + 1) % 3][(i + 2) % 3] * m[(j + 2) % 3][(i + 1) % 3]
-                for j in range(3)
-            ]
-            for i in range(3)
-        ]
-    determinant = sum(m[0][j] * adjugate[j][0] for j in range(1, k)) + m[0][0] * adjugate[0][0]
-    rows = torch.stack([torch.stack(row, dim=-1) for row in adjugate], dim=-2)
-    return rows / determinant[..., None, None] / size
+        batch = matrix.shape[:-2]
+        twice = scaled.mT[..., None, :, None, :].expand(*batch, 2, 3, 2, 3).reshape(*batch, 6, 6)
+
+        def shifted(i: int, j: int) -> Tensor:
+            return twice[..., i : i + 3, j : j + 3]
+
+        adjugate = shifted(1, 1) * shifted(2, 2) - shifted(1, 2) * shifted(2, 1)
+    determinant = sum(scaled[..., 0, j] * adjugate[..., j, 0] for j in range(1, k))
+    determinant = determinant + scaled[..., 0, 0] * adjugate[..., 0, 0]
+    return adjugate / determinant[..., None, None] / size
 
 
 def _finite(tensor: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ class Prepared(NamedTuple):
     read: Callable[[Any], Plane]  # what a call returned, as torch tensors
     wait: Callable[[Any], None]  # until the device has finished what a call returned
     planned: Callable[[], int | None] = lambda: None  # bytes that the compiler plans beside the arguments, if it says
+    steps: int = 1  # that a call takes: the times are those of one of them
 
 
 def ready(setting: Setting) -> str | None:
