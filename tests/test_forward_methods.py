@@ -28,6 +28,7 @@ from jetplane.optim import HorizonAdam
 METHODS: dict[str, dict[str, Any]] = {
     "forward-adam": {"method": "forward-adam", "samples": 2, "lr": 1e-3, "eps": 1e-7, "weight_decay": 1e-4},
     "forward-sgd": {"method": "forward-sgd", "samples": 2, "lr": 1e-2, "momentum": 0.5},
+    "forward-adam, averaged": {"method": "forward-adam", "samples": 2, "lr": 3e-3, "average": 4.0},
     "horizon": {"method": "horizon", "samples": 2, "lr": 1.0},
     "gauss-newton": {"method": "gauss-newton", "k": 8, "lr": 1.0},
 }
@@ -139,6 +140,31 @@ def test_horizon_is_judged_by_its_averaged_parameters() -> None:
         with run.method.averaged():
             assert nll == batches.evaluate(run.model, samples)[0]
     assert all(torch.equal(trained[name], value) for name, value in run.model.state_dict().items())
+
+
+@pytest.mark.parametrize("method", ["backprop", "sgd", "adam", "forward-adam", "forward-sgd"])
+def test_a_run_with_an_average_is_judged_by_it(method: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"method": method, "lr": 3e-3, "epochs": 3}
+    plain = _trainer(**options)
+    plain.fit()
+    run = _trainer(**options, average=2.0)
+    means = [parameter.detach().clone() for parameter in run.model.parameters()]
+    steps = 0
+    for item in run.work():
+        if item is None:
+            steps += 1
+            for mean, parameter in zip(means, run.model.parameters(), strict=True):
+                mean += (parameter.detach() - mean) * 2 / (steps + 2)
+    assert run.history[-1].train_nll == plain.history[-1].train_nll  # it trains as it did
+    with methods.evaluated(run.method):
+        for mean, parameter in zip(means, run.model.parameters(), strict=True):
+            torch.testing.assert_close(parameter.detach(), mean)
+        nll, _ = batches.evaluate(run.model, run.data.validation)
+    assert nll == run.history[-1].validation_nll != plain.history[-1].validation_nll
+    tiny.advance(_trainer(tmp_path, **options, average=2.0), 1)
+    resumed = _trainer(tmp_path, **options, average=2.0)
+    resumed.fit()
+    assert resumed.history[-1].validation_nll == run.history[-1].validation_nll
 
 
 def test_steps_of_horizon_that_are_not_taken_are_counted() -> None:
@@ -280,6 +306,11 @@ def test_fields_that_a_method_has_its_own_default_for() -> None:
             {"method": "adam", "samples": 3},
             "samples is 3, but method adam takes none; forward-adam, forward-sgd, horizon",
         ),
+        (
+            {"method": "fgd", "average": 8.0},
+            "average is 8.0, but method fgd takes none; backprop, sgd, adam, forward-adam, forward-sgd take it.",
+        ),
+        ({"method": "adam", "average": -1.0}, "average is -1.0; expected a finite number from 0."),
         ({"method": "forward-adam", "samples": 0}, "samples is 0; expected a whole number from 1."),
         ({"method": "forward-adam", "samples": 2.0}, "samples is 2.0; expected a whole number."),
         ({"method": "forward-adam", "k": 2}, "k is 2, but method forward-adam takes none;"),

@@ -67,6 +67,13 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         metavar="J",
         help="tangents of each activation, of forward-adam, forward-sgd, horizon (4)",
     )
+    add(
+        "--average",
+        type=float,
+        metavar="P",
+        help="judge by the mean of the parameters, with weights like step^(P-1), of backprop, sgd, adam, forward-adam, "
+        "forward-sgd (0: by the last; 8 replaces a schedule)",
+    )
     add("--lr", type=float, metavar="X", help="learning rate; of horizon and gauss-newton a factor (1)")
     add("--batch-size", type=int, metavar="N")
     add("--epochs", type=int, metavar="N")
@@ -109,7 +116,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 _FIELDS = (
     *("model", "method", "k", "lr", "batch_size", "epochs", "schedule", "gamma", "period", "patience", "solver"),
     *("eps", "clip", "weight_decay", "momentum", "dataset", "hold_out", "evaluate_train", "device", "dtype"),
-    *("tf32", "compile", "start", "divergence", "samples"),
+    *("tf32", "compile", "start", "divergence", "samples", "average"),
 )
 
 

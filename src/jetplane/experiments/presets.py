@@ -155,15 +155,10 @@ _QUICK = Preset(
 
 
 def _beyond() -> Iterator[Preset]:
-    cnn = Config("cnn", "adam", batch_size=2048, epochs=100, hold_out=5000)
-    annealed = {"lr": 2e-3, "schedule": "cosine"}
+    cnn = Config("cnn", "adam", batch_size=2048, epochs=120, hold_out=5000)
+    averaged = {"lr": 2e-3, "average": 8.0}
     rows: list[tuple[str, str, dict[str, Any]]] = [
-        ("forward-cnn", "Forward gradients, Adam", {"method": "forward-adam", "samples": 8, **annealed}),
-        (
-            "forward-cnn-long",
-            "Forward gradients, Adam, 300 epochs",
-            {"method": "forward-adam", "samples": 16, "epochs": 300, **annealed},
-        ),
+        ("forward-cnn", "Forward gradients, Adam", {"method": "forward-adam", "samples": 16, **averaged}),
         ("horizon-cnn", "HorizonAdam", {"method": "horizon", "samples": 8, "lr": 1.0}),
         ("search-cnn", "Gauss-Newton search", {"method": "gauss-newton", "k": 32, "lr": 1.0}),
         (
@@ -171,7 +166,7 @@ def _beyond() -> Iterator[Preset]:
             "Gauss-Newton search",
             {"model": "logistic-regression", "method": "gauss-newton", "k": 32, "lr": 1.0},
         ),
-        ("adam-cnn", "Backpropagation, Adam", annealed),
+        ("adam-cnn", "Backpropagation, Adam", averaged),
     ]
     for name, label, changes in rows:
         config = cnn.replace(**changes)

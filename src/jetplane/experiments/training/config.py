@@ -26,11 +26,14 @@ _TAKES: dict[str, tuple[str, ...]] = {
     "fomoh": ("eps", "clip", "weight_decay", "solver", "start", "compile"),
     "fomoh-bp": ("eps", "clip", "weight_decay", "solver", "start", "compile"),
     "fomoh-kd": ("k", "clip", "weight_decay", "solver", "start", "compile"),
-    "backprop": ("compile",),
-    "sgd": ("weight_decay", "momentum", "compile"),
-    "adam": ("eps", "weight_decay", "compile"),
-    "forward-adam": ("samples", "eps", "weight_decay", "compile"),
-    "forward-sgd": ("samples", "weight_decay", "momentum", "compile"),
+    "backprop": (
+        "average",
+        "compile",
+    ),
+    "sgd": ("average", "weight_decay", "momentum", "compile"),
+    "adam": ("average", "eps", "weight_decay", "compile"),
+    "forward-adam": ("average", "samples", "eps", "weight_decay", "compile"),
+    "forward-sgd": ("average", "samples", "weight_decay", "momentum", "compile"),
     "horizon": ("samples", "eps", "weight_decay", "compile"),
     "gauss-newton": ("k", "clip", "weight_decay", "compile"),
 }
@@ -50,7 +53,10 @@ _OWN: dict[str, tuple[dict[str, Any], Any]] = {
     "lr": ({"forward-adam": 2e-3, "horizon": 1.0, "gauss-newton": 1.0}, 0.1),
 }
 _NONE: Any = None
-_LATER = {"samples": 4}  # fields that came later: at these values a run is the one that it was without them
+_LATER = {
+    "samples": 4,
+    "average": 0.0,
+}  # fields that came later: at these values a run is the one that it was without them
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,7 @@ class Config:
     start: float | None = None  # damping, radius or sigma with which an adaptive solver begins (1)
     divergence: float | None = 10.0  # end at so many times the first loss, for three epochs; None: where not finite
     samples: int = 4  # tangents J of each activation: of the methods on forward gradients
+    average: float = 0.0  # judge by the mean of the parameters, with weights like step^(average - 1); 0: by the last
 
     def __post_init__(self) -> None:
         for name in _OWN:
@@ -196,6 +203,7 @@ _NUMBERS: dict[str, tuple[float, float, str]] = {
     "clip": (0.0, math.inf, "a positive, finite number"),
     "weight_decay": (-1e-300, math.inf, "a finite number from 0"),
     "momentum": (-1e-300, 1.0, "a number from 0, below 1"),
+    "average": (-1e-300, math.inf, "a finite number from 0"),
 }
 
 
