@@ -71,8 +71,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         "--average",
         type=float,
         metavar="P",
-        help="judge by the mean of the parameters, with weights like step^(P-1), of backprop, sgd, adam, forward-adam, "
-        "forward-sgd (0: by the last; 8 replaces a schedule)",
+        help="judge by the mean of the parameters, weighted by step^(P-1); 8 replaces a schedule (0: by the last)",
     )
     add("--lr", type=float, metavar="X", help="learning rate; of horizon and gauss-newton a factor (1)")
     add("--batch-size", type=int, metavar="N")

@@ -220,7 +220,7 @@ def method_label(config: Config) -> str:
         name += f" (K = {config.k})"
     if config.method in FORWARD_GRADIENT:
         name += f" (J = {config.samples})"
-    return name + (" (LR-Sch.)" if config.schedule != "none" else "")
+    return name + (" (LR-Sch.)" if config.schedule != "none" else "") + (", averaged" if config.average else "")
 
 
 def slug(config: Config) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -13,18 +14,16 @@ __all__ = ["Average"]
 
 
 class Average:
-    """Follows a torch optimizer: after step t the mean moves by p / (t + p) of the way to the parameters.
+    """After step t the mean moves by p / (t + p) of the way to the parameters.
 
     The weight of step s in it grows like s^(p - 1), so that a run needs no word of its length; with p = 8 the last
-    quarter has nine tenths of the weight. All of it is on the device: a CUDA graph of a step takes it along.
+    quarter has nine tenths of the weight.
 
     Example:
-        >>> x = torch.zeros(1, requires_grad=True)
-        >>> sgd = torch.optim.SGD([x], lr=1.0)
-        >>> average = Average(sgd, power=1.0)  # a plain mean, with the start
-        >>> for slope in (-2.0, -2.0):
-        ...     x.grad = torch.tensor([slope])
-        ...     sgd.step()
+        >>> x = torch.zeros(1)
+        >>> average = Average([x], power=1.0)  # a plain mean, with the start
+        >>> for _ in range(2):
+        ...     average.follow(x.add_(2.0).numel())
         >>> with average.averaged():
         ...     x.tolist()  # of 0, 2 and 4
         [2.0]
@@ -32,19 +31,19 @@ class Average:
         [4.0]
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, power: float) -> None:
+    def __init__(self, parameters: Iterable[Tensor], power: float) -> None:
         self._power = power
-        self._parameters: list[Tensor] = [leaf for group in optimizer.param_groups for leaf in group["params"]]
+        self._parameters = list(parameters)
         self._means = [leaf.detach().clone() for leaf in self._parameters]
-        self._count = torch.zeros((), dtype=torch.float64, device=self._parameters[0].device)
-        optimizer.register_step_post_hook(self._follow)
+        self._steps = 0
 
     @torch.no_grad()
-    def _follow(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        self._count += 1
-        weight = self._power / (self._count + self._power)
+    def follow(self, steps: int = 1) -> None:
+        """Take the parameters in, for as many steps as there were since the last time."""
+        kept = math.prod(t / (t + self._power) for t in range(self._steps + 1, self._steps + steps + 1))
+        self._steps += steps
         for mean, leaf in zip(self._means, self._parameters, strict=True):
-            mean.lerp_(leaf, weight.to(mean))
+            mean.lerp_(leaf, 1 - kept)
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
@@ -64,10 +63,10 @@ class Average:
 
     def state_dict(self) -> dict[str, Any]:
         """The count of steps, and the means."""
-        return {"count": self._count.clone(), "means": [mean.clone() for mean in self._means]}
+        return {"steps": self._steps, "means": [mean.clone() for mean in self._means]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` gave. In place: a captured graph goes on with it."""
-        self._count.copy_(state["count"])
+        """Go on from what `state_dict` gave."""
+        self._steps = state["steps"]
         for mean, given in zip(self._means, state["means"], strict=True):
             mean.copy_(given)

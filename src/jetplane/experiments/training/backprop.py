@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,8 +11,6 @@ from torch import Tensor
 
 from jetplane.optim.graphs import Replayed, repeated
 from jetplane.solvers import Status
-
-from .averaging import Average
 
 __all__ = ["Backprop", "BackpropReport", "BackpropReports"]
 
@@ -47,11 +44,8 @@ class Backprop:
         (25.0, [0.0, 0.0], 'seen')
     """
 
-    def __init__(
-        self, optimizer: torch.optim.Optimizer, *, compile: bool = False, average: Average | None = None
-    ) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, *, compile: bool = False) -> None:
         self.optimizer = optimizer  # what a scheduler is given
-        self._average = average
         self._compile = compile
         self._compiled: tuple[Any, Callable[..., Any]] | None = None  # the function, and what became of it
         self._report: BackpropReport | None = None
@@ -97,17 +91,10 @@ class Backprop:
         self.step(loss_fn, *batch, has_aux=has_aux)
         return [self.report.loss, self.report.aux] if has_aux else [self.report.loss]
 
-    def averaged(self) -> contextlib.AbstractContextManager[None]:
-        """The averaged parameters in the model, inside, where there is an average."""
-        return self._average.averaged() if self._average else contextlib.nullcontext()
-
     def state_dict(self) -> dict[str, Any]:
-        """torch's, and the average."""
-        state = self.optimizer.state_dict()
-        return {**state, "average": self._average.state_dict()} if self._average else state
+        """torch's."""
+        return self.optimizer.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` gave."""
-        if self._average:
-            self._average.load_state_dict(state["average"])
-        self.optimizer.load_state_dict({name: part for name, part in state.items() if name != "average"})
+        self.optimizer.load_state_dict(state)

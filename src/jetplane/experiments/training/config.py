@@ -30,13 +30,14 @@ _TAKES: dict[str, tuple[str, ...]] = {
         "average",
         "compile",
     ),
-    "sgd": ("average", "weight_decay", "momentum", "compile"),
-    "adam": ("average", "eps", "weight_decay", "compile"),
-    "forward-adam": ("average", "samples", "eps", "weight_decay", "compile"),
-    "forward-sgd": ("average", "samples", "weight_decay", "momentum", "compile"),
+    "sgd": ("weight_decay", "momentum", "compile"),
+    "adam": ("eps", "weight_decay", "compile"),
+    "forward-adam": ("samples", "eps", "weight_decay", "compile"),
+    "forward-sgd": ("samples", "weight_decay", "momentum", "compile"),
     "horizon": ("samples", "eps", "weight_decay", "compile"),
     "gauss-newton": ("k", "clip", "weight_decay", "compile"),
 }
+_TAKES |= {method: (*names, "average") for method, names in _TAKES.items() if method != "horizon"}  # it has its own
 METHODS = tuple(_TAKES)
 SECOND_ORDER = ("fomoh", "fomoh-bp", "fomoh-kd", "gauss-newton")  # measure the curvature of a plane
 FORWARD_GRADIENT = ("forward-adam", "forward-sgd", "horizon")  # estimate a gradient by tangents of the activations

@@ -16,8 +16,6 @@ from jetplane.optim import HorizonAdam
 from jetplane.optim.graphs import Replayed, repeated
 from jetplane.solvers import Status
 
-from .averaging import Average
-
 __all__ = ["ForwardReport", "Horizon", "OnForwardGradients"]
 
 _OK, _NONFINITE = map(tuple(Status).index, (Status.OK, Status.NONFINITE))
@@ -97,12 +95,9 @@ class OnForwardGradients(_Replaying):
         (12.5, [1.5, 2.0])
     """
 
-    def __init__(
-        self, optimizer: torch.optim.Optimizer, estimate: ForwardGradient, average: Average | None = None
-    ) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, estimate: ForwardGradient) -> None:
         super().__init__()
         self.optimizer, self.estimate = optimizer, estimate
-        self._average = average
         capturable = [group for group in optimizer.param_groups if group.get("capturable")]
         self._rates = [torch.zeros((), device=group["params"][0].device) for group in capturable]
 
@@ -141,21 +136,14 @@ class OnForwardGradients(_Replaying):
             for group, rate in zip(groups, before, strict=True):
                 group["lr"] = rate
 
-    def averaged(self) -> contextlib.AbstractContextManager[None]:
-        """The averaged parameters in the model, inside, where there is an average."""
-        return self._average.averaged() if self._average else contextlib.nullcontext()
-
     def state_dict(self) -> dict[str, Any]:
-        """torch's, that of the estimate, and the average."""
-        state = {"optimizer": self.optimizer.state_dict(), "estimate": self.estimate.state_dict()}
-        return {**state, "average": self._average.state_dict()} if self._average else state
+        """torch's, and that of the estimate."""
+        return {"optimizer": self.optimizer.state_dict(), "estimate": self.estimate.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` gave."""
         self.optimizer.load_state_dict(state["optimizer"])
         self.estimate.load_state_dict(state["estimate"])
-        if self._average:
-            self._average.load_state_dict(state["average"])
         self._replayed = {}  # a graph has the addresses of what was there before
 
 

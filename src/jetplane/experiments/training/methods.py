@@ -11,7 +11,6 @@ from torch import Tensor
 
 from jetplane import ForwardGradient, optim, solvers
 
-from .averaging import Average
 from .backprop import Backprop
 from .config import FORWARD_GRADIENT, Config
 from .forward import Horizon, OnForwardGradients
@@ -34,7 +33,6 @@ class Method(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
-_AVERAGING = (Backprop, OnForwardGradients, Horizon)  # hold a torch optimizer, and may keep an average
 _SOLVERS: dict[str, Callable[[], solvers.Solver]] = {
     "jittered-inverse": solvers.JitteredInverse,
     "saddle-free": solvers.SaddleFree,
@@ -54,12 +52,12 @@ def make(config: Config, parameters: Iterable[Tensor]) -> Method:
         return _on_forward_gradients(config, moving)
     if config.method in ("backprop", "sgd"):
         sgd = torch.optim.SGD(moving, config.lr, config.momentum, weight_decay=config.weight_decay)
-        return Backprop(sgd, compile=config.compile, average=_average(config, sgd))
+        return Backprop(sgd, compile=config.compile)
     if config.method == "adam":
         eps = 1e-8 if config.eps is None else config.eps
         graphed = config.compile and moving[0].is_cuda  # then its count of steps must lie on the device
         adam = torch.optim.Adam(moving, config.lr, eps=eps, weight_decay=config.weight_decay, capturable=graphed)
-        return Backprop(adam, compile=config.compile, average=_average(config, adam))
+        return Backprop(adam, compile=config.compile)
     # patience: None, for a run of 3000 epochs must not end for ten bad steps; they are counted in the metrics
     options: dict[str, Any] = {
         "seed": config.seed,
@@ -92,21 +90,17 @@ def _on_forward_gradients(config: Config, moving: list[Tensor]) -> Method:
         optimizer = torch.optim.Adam(moving, config.lr, eps=eps, weight_decay=decay, capturable=graphed)
     else:
         optimizer = torch.optim.SGD(moving, config.lr, config.momentum, weight_decay=decay)
-    return OnForwardGradients(optimizer, ForwardGradient(moving, **shared), _average(config, optimizer))
-
-
-def _average(config: Config, optimizer: torch.optim.Optimizer) -> Average | None:
-    return Average(optimizer, config.average) if config.average else None
+    return OnForwardGradients(optimizer, ForwardGradient(moving, **shared))
 
 
 def evaluated(method: Method) -> contextlib.AbstractContextManager[None]:
     """The parameters that a method is judged by in the model, inside: an average, where it keeps one."""
-    return method.averaged() if isinstance(method, _AVERAGING) else contextlib.nullcontext()
+    return method.averaged() if isinstance(method, Horizon) else contextlib.nullcontext()
 
 
 def scheduled(method: Method) -> torch.optim.Optimizer:
     """The torch optimizer whose lr a scheduler sets."""
-    found = method.optimizer if isinstance(method, _AVERAGING) else method
+    found = method.optimizer if isinstance(method, Backprop | OnForwardGradients | Horizon) else method
     assert isinstance(found, torch.optim.Optimizer)
     return found
 

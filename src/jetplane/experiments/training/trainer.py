@@ -20,6 +20,7 @@ from jetplane.guard import forward_only
 
 from .. import cost, models
 from . import batches, environment, memory, methods, schedules
+from .averaging import Average
 from .batches import Resident
 from .callbacks import Callback
 from .checkpoint import State
@@ -38,8 +39,10 @@ if TYPE_CHECKING:
 __all__ = ["Trainer"]
 
 _AT_ONCE = {"cpu": 8, "cuda": 1024}  # compiled steps that are launched together; on CUDA nothing waits for them
+_AVERAGED = 8  # of these, where parameters are averaged: between two looks at them
 _IGNORED = -100  # a label, to torch's losses
 _PROBED = 50  # steps, of which a forward gradient looks at one to see how the samples lie
+_AVERAGE = "average"  # its place in a checkpoint
 _FOR_EPOCHS = 3  # that a loss must be far above the one at the start to be called diverged
 
 
@@ -92,6 +95,7 @@ class Trainer:
         self.demand = memory.demand(self.model, self.data.train.images[: config.batch_size], config)
         memory.require([(self.demand, config.tangents)], self.device)
         self.optimizer = methods.scheduled(self.method)
+        self.average = Average(self.model.parameters(), config.average) if config.average else None
         self.schedule = schedules.make(config, self.optimizer, scheduler)
         self.epoch = 0  # epochs that are done
         self.history: list[Metrics] = []
@@ -193,14 +197,19 @@ class Trainer:
                 with self._guard():
                     self.method.step(self._loss, index, has_aux=True)
                 tally.accumulate(self.method.report, len(index))
+                if self.average is not None:
+                    self.average.follow()
                 yield done
             return
         done = 0
-        for group in batches.padded(order, self.config.batch_size).split(_AT_ONCE[self.device.type]):
+        most = _AT_ONCE[self.device.type] if self.average is None else _AVERAGED
+        for group in batches.padded(order, self.config.batch_size).split(most):
             before, done = done, done + len(group)
             with self._guard():
                 reports = self.method.steps(self._padded_loss, group, has_aux=True)
             tally.accumulate_steps(reports, sizes[before:done])
+            if self.average is not None:
+                self.average.follow(len(group))
             yield done
 
     def _guard(self) -> contextlib.AbstractContextManager[object]:
@@ -233,6 +242,10 @@ class Trainer:
     def _reduction(self) -> str:
         return "none" if self.config.method in PER_SAMPLE else "mean"
 
+    def judged(self) -> contextlib.AbstractContextManager[None]:
+        """The parameters by which the run is judged in the model, inside: an average, where there is one."""
+        return methods.evaluated(self.method) if self.average is None else self.average.averaged()
+
     def _finish(self, running: Running, steps: int, seconds: float, peak: int) -> Metrics:
         """Evaluate, schedule, judge and record an epoch."""
         lr = float(self.optimizer.param_groups[0]["lr"])
@@ -242,7 +255,7 @@ class Trainer:
         every = self.config.evaluate_train
         after: tuple[float | None, float | None] = (None, None)
         test: tuple[float | None, float | None] = (None, None)
-        with methods.evaluated(self.method):
+        with self.judged():
             nll, accuracy = batches.evaluate(self.model, self.data.validation)
             if last or (every and self.epoch % every == 0):
                 after = batches.evaluate(self.model, self.data.train)
@@ -380,12 +393,13 @@ class Trainer:
     # -- checkpoints ------------------------------------------------------------------------------------------------
 
     def _save(self, folder: Folder) -> None:
+        averaged = {} if self.average is None else {_AVERAGE: self.average.state_dict()}
         folder.save(
             State(
                 config=self.config.digest(),
                 epoch=self.epoch,
                 model=self.model.state_dict(),
-                optimizer=self.method.state_dict(),
+                optimizer=self.method.state_dict() | averaged,
                 schedule=self.schedule.state_dict(),
                 progress=asdict(self._progress) | {"costs": {str(k): v for k, v in self._costs.items()}},
                 **folder.metrics_state(),
@@ -399,7 +413,9 @@ class Trainer:
             if state is None:
                 return
             self.model.load_state_dict(state.model)
-            self.method.load_state_dict(state.optimizer)
+            if self.average is not None:
+                self.average.load_state_dict(state.optimizer[_AVERAGE])
+            self.method.load_state_dict({name: part for name, part in state.optimizer.items() if name != _AVERAGE})
             self.schedule.load_state_dict(state.schedule)
             numbers = dict(state.progress)
             self._costs = {int(size): value for size, value in numbers.pop("costs").items()}
