@@ -418,7 +418,7 @@ def test_reproduce_beyond_and_its_rows_in_the_report(tmp_path: Path, capsys: pyt
     (record,) = report.read([tmp_path])
     assert record.config.hold_out == 500 and report.slug(presets.find("forward-cnn").config) == "forward-cnn"
     (section,) = report.sections([record])
-    assert [group.label for group in section.groups] == ["Gauss-Newton search (K = 32)"]
+    assert [group.label for group in section.groups] == ["Gauss-Newton search (K = 32), averaged"]
     assert section.tested and not section.answers and "looked at once, after the last epoch" in section.validation
     table = tables.beyond(section)
     assert table is not None and len(table.rows) == 1 and table.rows[0][1].text == "ours, forward-only"
