@@ -327,7 +327,7 @@ def test_the_kernel_on_a_gpu(case: tuple[Any, ...], tf32: bool) -> None:
 
 @needs_cuda
 @needs_triton
-@pytest.mark.parametrize("k", [1, 2, 3])
+@pytest.mark.parametrize("k", [2, 3])
 def test_a_compiled_plane_with_the_kernel_is_the_one_without(k: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model = torch.nn.Sequential(
         torch.nn.Conv2d(4, 20, 5), torch.nn.Tanh(), torch.nn.Conv2d(20, 50, 5), torch.nn.Tanh(), torch.nn.Flatten()
@@ -346,8 +346,7 @@ def test_a_compiled_plane_with_the_kernel_is_the_one_without(k: int, monkeypatch
     )
     with torch.backends.cudnn.flags(allow_tf32=True):
         found = jp.compile(jp.quadratic)(loss, values, directions)
-    # the first has 4 x 5 x 5 numbers in a window, but no tangents before it
-    assert len(calls) == (1 if k > 1 else 0)
+    assert len(calls) == 1  # the first has 4 x 5 x 5 numbers in a window, but no tangents before it
     for part in ("loss", "slope", "curvature"):
         truth = getattr(expected, part)
         assert (getattr(found, part) - truth).abs().max() <= 2e-2 * truth.abs().max()

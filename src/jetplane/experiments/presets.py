@@ -156,14 +156,21 @@ _QUICK = Preset(
 
 def _beyond() -> Iterator[Preset]:
     cnn = Config("cnn", "adam", batch_size=2048, epochs=120, hold_out=5000)
-    averaged = {"lr": 2e-3, "average": 8.0}
-    search = {"method": "gauss-newton", "k": 32, "lr": 1.0, "average": 8.0}
+    search = {"method": "gauss-newton", "k": 32, "lr": 1.0}
     rows: list[tuple[str, str, dict[str, Any]]] = [
-        ("forward-cnn", "Forward gradients, Adam", {"method": "forward-adam", "samples": 16, **averaged}),
+        (
+            "forward-cnn",
+            "Forward gradients, Adam",
+            {"method": "forward-adam", "samples": 16, "lr": 2e-3, "average": 8.0},
+        ),
         ("horizon-cnn", "HorizonAdam", {"method": "horizon", "samples": 8, "lr": 1.0}),
         ("search-cnn", "Gauss-Newton search", search),
-        ("search-lr", "Gauss-Newton search", {"model": "logistic-regression", **search, "epochs": 1000}),
-        ("adam-cnn", "Backpropagation, Adam", averaged),
+        (
+            "search-lr",
+            "Gauss-Newton search",
+            {"model": "logistic-regression", **search, "schedule": "cosine", "epochs": 400},
+        ),
+        ("adam-cnn", "Backpropagation, Adam", {"lr": 1e-3, "average": 8.0}),
     ]
     for name, label, changes in rows:
         config = cnn.replace(**changes)
