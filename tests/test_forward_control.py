@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import io
+import itertools
 import logging
 import weakref
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from torch.nn import functional as F
 
 import jetplane as jp
 from jetplane.gradients import balance, control, forward
-from jetplane.gradients.layout import Layout
+from jetplane.gradients.layout import Grid, Layout
 
 X, Y = torch.randn(8, 4, generator=torch.Generator().manual_seed(3)), torch.arange(8) % 3
 
@@ -212,20 +213,30 @@ def test_batches_of_any_size_share_what_is_learned() -> None:
     assert state["calls"] == 3 and state["jacobian.0"].shape == (3, 6)
 
 
-def test_layouts_split_by_sample() -> None:
-    for layout, shape in (
-        (Layout(0, 1), (3, 4)),
-        (Layout(1, 1), (2, 3, 5)),
-        (Layout(0, 2), (12, 2)),
-        (Layout(1, 2), (2, 6)),
+def test_grids_split_by_sample_and_token() -> None:
+    for samples, tokens, shape in (
+        (Layout(0, 1), None, (3, 4)),
+        (Layout(1, 1), None, (2, 3, 5)),
+        (Layout(0, 2), None, (12, 2)),
+        (Layout(1, 2), None, (2, 6)),
+        (Layout(0, 1), Layout(1, 1), (3, 2, 5)),
+        (Layout(1, 1), Layout(0, 1), (2, 3, 5)),
+        (Layout(0, 2), Layout(0, 1), (6, 4)),
+        (Layout(0, 1), Layout(0, 3), (6, 4)),
+        (Layout(0, 4), Layout(2, 2), (12, 2, 4)),
     ):
-        rows = torch.randn(2, *shape)
-        parts = layout.split(rows, 3)
-        assert parts.shape == (2, 3, rows[0].numel() // 3)
-        assert torch.equal(layout.join(parts[0], shape), rows[0])
-        for sample in range(3):
-            own = layout.spread(F.one_hot(torch.tensor(sample), 3), shape).expand(shape).bool()
-            assert torch.equal(parts[1, sample], rows[1][own])
+        count = 1 if tokens is None else 2
+        grid, rows, numbers = Grid(samples, tokens), torch.randn(2, *shape), torch.randn(2, 3, count)
+        parts = grid.split(rows, 3, count)
+        assert parts.shape == (2, 3, count, rows[0].numel() // 3 // count)
+        assert torch.equal(grid.join(parts[0], shape), rows[0])
+        weighted = grid.split(grid.weighted(rows, numbers).unsqueeze(0), 3, count)[0]
+        torch.testing.assert_close(weighted, (parts * numbers.unsqueeze(3)).sum(0))
+        for sample, token in itertools.product(range(3), range(count)):
+            own = samples.spread(F.one_hot(torch.tensor(sample), 3), shape).expand(shape).bool()
+            if tokens is not None:
+                own = own & tokens.spread(F.one_hot(torch.tensor(token), 2), shape).bool()
+            assert torch.equal(parts[1, sample, token], rows[1][own])
 
 
 def test_other_layouts_and_several_inputs_of_a_loss() -> None:
@@ -419,7 +430,7 @@ def test_none_is_wanted() -> None:
 
 
 def test_coupled_samples_take_no_part() -> None:
-    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
     estimate = jp.ForwardGradient(model.parameters())
     estimated(estimate, model, X, Y)
     coupled = {site.number for site in estimate.sites(classify(model), X, Y) if site.coupled}

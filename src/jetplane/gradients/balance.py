@@ -31,13 +31,13 @@ def lengths(unexplained: Tensor) -> Tensor:
     return (logs - logs.mean()).exp()
 
 
-def unpredicted(found: Tensor, scalars: Tensor, active: Tensor) -> Tensor:
-    """c^2 R of a site, (), without bias, from ``found`` = sum_j s_j u_j, the scalars s (J, B), both over J B, and the
-    number of entries (B,) that the noise has in each sample.
+def unpredicted(found: Tensor, numbers: Tensor, active: Tensor) -> Tensor:
+    """c^2 R of a site, (), without bias, from ``found`` = sum_j s_j u_j, where the multipliers s are ``numbers``
+    (J, B, C) of its samples and tokens, over J B, and the numbers of entries (B, C) that the noise has in each.
 
     |found|^2 less the terms of one and the same tangent: for two different ones the noise of the other sites, which is
     far larger than R, is zero in the mean.
     """
-    tangents, samples = scalars.shape
-    alone = (scalars.square().sum(0) * active).sum()
+    tangents, samples, _ = numbers.shape
+    alone = (numbers.square().sum(0) * active.to(numbers)).sum()
     return (found.square().sum() - alone) * (tangents * samples / (tangents - 1))

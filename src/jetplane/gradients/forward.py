@@ -20,6 +20,7 @@ from .passes import Passes, capturing
 from .plan import Changed, Plan, Site
 from .plans import Plans, Width
 from .program import Program
+from .readout import Readout
 from .weight import weight_gradient
 
 __all__ = ["ForwardGradient", "forward_gradient"]
@@ -147,6 +148,10 @@ class ForwardGradient:
         if self._control is not None:
             self._control.load_state_dict(state.get("control", {}))
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For copy and pickle: all but the plans, which are made anew."""
+        return self.__dict__ | {"_plans": Plans()}
+
     # -- passes -----------------------------------------------------------------------------------------------------
 
     def _program(self, loss_fn: Callable[..., Any], batch: Any, has_aux: bool) -> Program:
@@ -178,7 +183,12 @@ class ForwardGradient:
         """Both passes. Raises Changed where the program is another one, before a gradient is touched."""
         if not plan.sites:
             return passes.collect(plan, noise, None, 1, lambda: self._check(plan))
-        prediction = None if self._control is None else self._control.of(plan, self.samples)
+        readout = None if plan.tail is None else Readout(plan)
+        prediction = None
+        if self._control is not None:
+            prediction = self._control.of(plan, readout, self.samples)
+        if prediction is None and plan.tokens is None:
+            readout = None
         parts, chunk = [], self._width.of(plan, 0 if prediction is None else prediction.held)
         for start in range(0, self.samples, chunk):
             stop = min(start + chunk, self.samples)
@@ -186,7 +196,7 @@ class ForwardGradient:
             def rows(site: Site, like: Tensor, start: int = start, stop: int = stop) -> Tensor:
                 return noise.rows(site.number, start, stop, like)
 
-            parts.append(passes.carry(plan, rows, stop - start, prediction=prediction))
+            parts.append(passes.carry(plan, rows, stop - start, readout=readout, prediction=prediction))
         self._check(plan)
         scalars = torch.cat(parts) / (self.samples * plan.samples)
         if prediction is not None:

@@ -16,7 +16,7 @@ from ..errors import MissingRule
 from .pullback import Done, slope, summed
 from .watch import Path, at, functional, is_elementwise
 
-__all__ = ["check", "product"]
+__all__ = ["check", "is_scale", "product"]
 
 aten = torch.ops.aten
 Product = Callable[[Tensor, Done, Path], Tensor]  # the derivative at the result, the operation, which argument
@@ -47,6 +47,11 @@ def check(func: Any, names: str) -> None:
             "convolution, embedding, normalisation or elementwise operation.",
             str(func),
         )
+
+
+def is_scale(func: Any) -> bool:
+    """Whether the parameters of ``func`` scale and shift, entry by entry: those of a norm, or of arithmetic."""
+    return _lookup(func) in (_elementwise, _layer_norm, _group_norm, _rms_norm, _batch_norm)
 
 
 def product(delta: Tensor, done: Done, path: Path) -> Tensor:

@@ -22,6 +22,10 @@ class Parameters:
         self.names, self.tensors = _named(params)
         self._places: dict[Any, list[int]] = {}  # by storage
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For copy and pickle: where memory is, is found again."""
+        return self.__dict__ | {"_places": {}}
+
     def refresh(self) -> None:
         """Look where the parameters' memory is now: ``.data`` may have been assigned."""
         self._places = {}

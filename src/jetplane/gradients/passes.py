@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -13,12 +13,14 @@ from torch import Tensor
 from ..ad.jet import PairSet
 from ..ad.replay import Replay
 from ..errors import UnsupportedProgram
-from .control import Prediction
 from .noise import Noise
 from .parameters import Gradients, Parameters
 from .phases import Collector, Injector, Rows
-from .plan import Changed, Plan, Recorder
+from .plan import Changed, Plan, Tokens
+from .prediction import Prediction
 from .program import Program
+from .readout import Readout
+from .record import Recorder
 from .watch import Phase, WatchMode
 
 __all__ = ["Passes", "capturing"]
@@ -50,20 +52,43 @@ class Passes:
         return plan
 
     def carry(
-        self, plan: Plan, rows: Rows, k: int, masked: bool = True, prediction: Prediction | None = None
+        self,
+        plan: Plan,
+        rows: Rows,
+        k: int,
+        masked: bool = True,
+        readout: Readout | None = None,
+        prediction: Prediction | None = None,
     ) -> Tensor:
-        """The losses' tangents (K, B) for tangents (K, *S) at the sites; less what was predicted of them."""
-        injector = Injector(plan, rows, self.replay.unwatched, masked, prediction)
+        """The losses' tangents (K, B, T) for tangents (K, *S) at the sites, less what was predicted of them.
+
+        T parts of a sample's loss where the tokens of its input are told apart, and else 1.
+        """
+        injector = Injector(plan, rows, self.replay.unwatched, masked, readout, prediction)
         losses, mode, _ = self._run(injector, k, watched=plan.writes or not capturing())
         _check(plan, mode, losses)
-        tangent = mode.jet(losses).tangent
         with torch.no_grad():
+            tangents, predicted = injector.finish(losses, k)
+            if readout is not None and readout.paired:
+                rest = tangents if predicted is None else tangents - predicted
+                return (rest * readout.slopes).sum(3)
+            tangent = mode.jet(losses).tangent
             if tangent is None:
-                scalars = losses.new_zeros((k, plan.samples))
+                scalars = losses.new_zeros((k, plan.samples, 1))
             else:
-                scalars = tangent.reshape(k, plan.samples, -1).sum(2)
-            predicted = injector.predicted(losses, k)
-            return scalars if predicted is None else scalars - predicted.to(scalars)
+                scalars = tangent.reshape(k, plan.samples, -1).sum(2, keepdim=True)
+            if readout is None or predicted is None:
+                return scalars
+            return scalars - (predicted * readout.slopes).sum(3).to(scalars)
+
+    def look(self, plan: Plan, tokens: Tokens, rows: Rows, k: int) -> Tensor:
+        """The tangents of the loss's input by sample and token (K, B, T, V), everywhere behind the sites."""
+        readout = Readout(replace(plan, tokens=tokens))
+        injector = Injector(plan, rows, self.replay.unwatched, False, readout)
+        losses, mode, _ = self._run(injector, k, probing=True)
+        _check(plan, mode, losses)
+        with torch.no_grad():
+            return injector.finish(losses, k)[0]
 
     def collect(
         self,
@@ -89,8 +114,8 @@ class Passes:
             collector.finish(losses)
         return losses, aux
 
-    def _run(self, phase: Phase, k: int, watched: bool = True) -> tuple[Tensor, WatchMode, Any]:
-        mode = WatchMode(PairSet.none(k), self.parameters, phase)
+    def _run(self, phase: Phase, k: int, watched: bool = True, probing: bool = False) -> tuple[Tensor, WatchMode, Any]:
+        mode = WatchMode(PairSet.none(k), self.parameters, phase, probing)
         if watched:
             losses, aux = self.replay.run(partial(self.program.under, mode))
         else:  # faster: every operation would be looked at

@@ -14,11 +14,13 @@ from ..ad.registry import Kind
 from ..ad.registry import plan as engine_plan
 from ..errors import UnsupportedProgram
 from . import local, pullback
-from .control import Prediction
+from .layout import Grid
 from .noise import Noise
 from .parameters import Gradients
 from .plan import Changed, Group, Plan, Site, signature
+from .prediction import Prediction
 from .pullback import Done
+from .readout import Readout
 from .watch import Path, Visit, WatchMode, at, functional, replaced
 
 __all__ = ["Collector", "Injector"]
@@ -67,14 +69,16 @@ class _Follower:
         alive = None
         if number not in group.calls:
             masks = []
-            for path, source in group.links[number]:
+            for path, source, _ in group.links[number]:
                 found = pullback.find(done.func, path)
                 assert found is not None
-                masks.append(found.alive(self._alive.pop(source), done, path))
+                masks.append(found.alive(self._alive[source], done, path))
             if not any(mask is None for mask in masks):
                 alive = torch.stack(masks).any(0) if len(masks) > 1 else masks[0]  # type: ignore[arg-type]
-        if number != group.nodes[-1]:
-            self._alive[number] = alive
+        self._alive[number] = alive
+        if number == group.nodes[-1]:
+            for one in group.nodes:
+                self._alive.pop(one, None)
         return alive
 
     # -- pulling back -----------------------------------------------------------------------------------------------
@@ -84,17 +88,20 @@ class _Follower:
 
     def _pull(self, group: Group, delta: Tensor) -> Iterator[tuple[int, Done, Tensor]]:
         """Each node of a group, from the last one to the first, with the derivative at its result."""
-        deltas = {group.nodes[-1]: delta}
+        deltas = {(group.nodes[-1], 0): delta}
         for number in reversed(group.nodes):
             done, watched = self._held.pop(number)
-            here = deltas.pop(number)
             _refuse_overwritten(done, watched, self._versions.pop(number, []))
-            yield number, done, here
-            for path, source in group.links.get(number, ()):
-                found = pullback.find(done.func, path)
+            rules = [(link, pullback.find(done.func, link.path)) for link in group.links.get(number, ())]
+            if any(found is not None and found.parts for _, found in rules):
+                here: Any = [deltas.pop((number, output), None) for output in range(len(done.out))]
+            else:
+                here = deltas.pop((number, 0))
+                yield number, done, here
+            for (path, *source), found in rules:
                 assert found is not None
-                part = found.pull(here, done, path)
-                deltas[source] = deltas[source] + part if source in deltas else part
+                part, key = found.pull(here, done, path), (source[0], source[1])
+                deltas[key] = deltas[key] + part if key in deltas else part
 
     def parametrised(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         pass
@@ -113,14 +120,20 @@ class Injector(_Follower):
     """The first pass: tangents enter at the sites. What they will do is predicted, where that was learned."""
 
     def __init__(
-        self, plan: Plan, rows: Rows, quiet: Quiet, masked: bool = True, prediction: Prediction | None = None
+        self,
+        plan: Plan,
+        rows: Rows,
+        quiet: Quiet,
+        masked: bool = True,
+        readout: Readout | None = None,
+        prediction: Prediction | None = None,
     ) -> None:
         super().__init__(plan)
         self._rows = rows
         self._quiet = quiet  # around what is no part of the program
         self._masked = masked  # zero where the site's own functions have no derivative
-        self._prediction = prediction
-        self._tail = plan.tail if prediction is not None else None
+        self._readout, self._prediction = readout, prediction
+        self._tail = plan.tail if readout is not None else None
         self._nodes = set() if self._tail is None else set(self._tail.group.nodes)
         self._reached: dict[int, Tensor | None] = {}  # the tangents of the loss's inputs
 
@@ -150,23 +163,23 @@ class Injector(_Follower):
             mode.inject(done.result, rows)
 
     def _approach(self, mode: WatchMode, visit: Visit, out: Any) -> None:
-        assert self._tail is not None and self._prediction is not None
+        assert self._tail is not None and self._readout is not None
         done = self._done(visit, out)
         if visit.number in self._tail.inputs:
             self._reached[visit.number] = mode.jet(done.result).tangent
-        if self._prediction.needs_slopes:
+        if not self._readout.has_slopes:
             self._hold(self._tail.group, visit.number, done)
 
-    def predicted(self, losses: Tensor, k: int) -> Tensor | None:
-        """The part of the losses' tangents (K, B) that was predicted, once they are there; None for nothing."""
-        if self._prediction is None:
-            return None
+    def finish(self, losses: Tensor, k: int) -> tuple[Tensor, Tensor | None]:
+        """The tangents of the loss's input (K, B, T, V), if they were looked at, and what was predicted of them."""
+        if self._readout is None:
+            return losses, None
         assert self._tail is not None
-        slopes = None
-        if self._prediction.needs_slopes:
+        if not self._readout.has_slopes:
             pulled = self._pull(self._tail.group, torch.ones_like(losses))
-            slopes = {number: here for number, _, here in pulled if number in self._tail.inputs}
-        return self._prediction.close(self._reached, slopes, k)
+            self._readout.take({number: here for number, _, here in pulled if number in self._tail.inputs})
+        tangents = self._readout.rows(self._reached, k)
+        return tangents, None if self._prediction is None else self._prediction.close(tangents)
 
 
 class Collector(_Follower):
@@ -184,7 +197,7 @@ class Collector(_Follower):
         super().__init__(plan)
         self._gradients = gradients
         self._noise = noise
-        self._scalars = scalars  # (J, B), over J and B
+        self._scalars = scalars  # (J, B, T), over J and B
         self._chunk = chunk
         self._prediction = prediction
         self._exact = set() if plan.exact is None else set(plan.exact.nodes)
@@ -233,22 +246,19 @@ class Collector(_Follower):
         if prediction is None or site.number not in prediction.sites:
             prediction = None
         known = None if prediction is None else prediction.restored(site, activation)  # before it learns
+        numbers = _multipliers(site, self._scalars)
         total: Tensor | None = None
-        for start in range(0, self._scalars.shape[0], self._chunk):
-            scalars = self._scalars[start : start + self._chunk]
-            rows = self._noise.rows(site.number, start, start + scalars.shape[0], activation)
-            if site.layout is None:
-                factor = scalars.sum(1).reshape(-1, *(1,) * activation.ndim)
-            else:
-                factor = site.layout.spread(scalars, activation.shape)
-            part = (rows * factor.to(rows.dtype)).sum(0)
+        for start in range(0, len(numbers), self._chunk):
+            some = numbers[start : start + self._chunk]
+            rows = self._noise.rows(site.number, start, start + len(some), activation)
+            part = _weighted(site, rows, some.to(rows.dtype))
             total = part if total is None else total + part
             if prediction is not None:
                 prediction.learn(site, rows, alive, start)
         assert total is not None
         if prediction is None:
             return total
-        prediction.weigh(site, total, self._scalars, alive)
+        prediction.weigh(site, total, numbers, alive)
         length = prediction.length(site)
         assert known is not None and length is not None
         return known + total / length.to(total.dtype)
@@ -260,9 +270,23 @@ def _times(rows: Tensor, *factors: Tensor | None) -> Tensor:
     return rows * math.prod(known[1:], start=known[0]) if known else rows
 
 
+def _multipliers(site: Site, scalars: Tensor) -> Tensor:
+    """(J, B, C): of the scalars (J, B, T), the sums that the noise of each sample and token of a site has a part in."""
+    if site.layout is None:
+        return scalars.sum((1, 2), keepdim=True)
+    return scalars.sum(2, keepdim=True) if site.reach is None else scalars @ site.reach.to(scalars).T
+
+
+def _weighted(site: Site, rows: Tensor, numbers: Tensor) -> Tensor:
+    """The sum of tangents (K, *S), each times its multiplier."""
+    if site.layout is None:
+        return (rows * numbers.reshape(-1, *(1,) * (rows.ndim - 1))).sum(0)
+    return Grid(site.layout, site.tokens).weighted(rows, numbers)
+
+
 def _read_later(group: Group, number: int, done: Done) -> list[Tensor]:
     """The tensors that a product or a pull-back will read."""
-    rules = [pullback.find(done.func, path) for path, _ in group.links.get(number, ())]
+    rules = [pullback.find(done.func, link.path) for link in group.links.get(number, ())]
     found: list[Tensor] = []
     if number in group.calls or any(rule is not None and rule.reads_input for rule in rules):
         found += [tensor for tensor in (*done.args, *done.kwargs.values()) if isinstance(tensor, Tensor)]

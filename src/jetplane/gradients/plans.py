@@ -14,6 +14,7 @@ from .passes import Passes, capturing
 from .plan import Plan, Site
 from .probe import find_layouts
 from .program import Program
+from .tokens import find_tokens
 
 __all__ = ["Plans", "Width"]
 
@@ -78,6 +79,7 @@ class Plans:
         if plan.due:
             wide = width.of(plan) if width.memory is not None else max(_WIDE, width.of(plan))
             find_layouts(plan, partial(passes.carry, plan, masked=False), wide)
+            find_tokens(plan, partial(passes.look, plan), wide)
             plan.due = False
         plans.insert(0, plan)
         del plans[_KEPT:]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .layout import Layout, candidates, codes
+from .layout import Layout, candidates, codes, guess
 from .plan import Plan, Site
 
 __all__ = ["find_layouts"]
@@ -31,8 +31,8 @@ def find_layouts(plan: Plan, carry: Carry, width: int) -> None:
     First each site alone, its candidates in turn, with half of the samples and with the other half. Then all that are
     left together, with subsets that tell any two samples apart; if that fails, each of them alone.
     """
-    for site in plan.sites:
-        site.layout, site.coupled = None, False
+    for site in plan.sites:  # of a single sample nothing has to be told apart
+        site.layout, site.coupled = guess(site.shape, 1) if plan.samples == 1 else None, False
     if plan.samples == 1 or not plan.sites:
         return
     ask = _Asker(plan, carry, width)
@@ -94,7 +94,7 @@ class _Asker:
         answers: list[tuple[bool, bool]] = []
         for start in range(0, len(questions), self._width):
             part = questions[start : start + self._width]
-            lost = self._carry(lambda site, like, part=part: _tangents(part, site, like), len(part)).isnan()  # type: ignore[misc]
+            lost = self._carry(lambda site, like, part=part: _tangents(part, site, like), len(part)).isnan().any(2)  # type: ignore[misc]
             subsets = torch.stack([question.subset for question in part]).to(lost.device)
             apart, touched = ~(lost & ~subsets).any(1), lost.any(1)
             answers += list(zip(apart.tolist(), touched.tolist(), strict=True))

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from ..ad.jet import Operand, PairSet
 from ..ad.registry import argument_names, plan
+from ..ad.rules.attention import KERNELS, added
 from .watch import Path, at, functional, is_elementwise, replaced
 
-__all__ = ["Done", "Local", "find", "slope", "summed"]
+__all__ = ["Done", "Local", "find", "is_opaque", "slope", "summed"]
 
 aten = torch.ops.aten
 
@@ -43,7 +44,7 @@ class Done:
         return {a.name: given.get(a.name, a.default_value) for a in self.func._schema.arguments}
 
 
-Pull = Callable[[Tensor, Done, Path], Tensor]  # the derivative at the result, the operation, which argument
+Pull = Callable[[Any, Done, Path], Tensor]  # the derivative at the result, the operation, which argument
 Alive = Callable[[Tensor | None, Done, Path], Tensor | None]
 
 
@@ -63,6 +64,9 @@ class Local:
     alive: Alive = _everywhere
     paths: tuple[Path, ...] | None = ((0,),)  # the arguments that it holds for; None: any
     tail: bool = False
+    weights: bool = False  # a product with a layer's weight: pulled back through for what scales its input, only
+    apart: bool = False  # not where an argument is a parameter: that is a layer
+    parts: bool = False  # has several results; the derivative at it is a list, with None for those that nothing reads
     neutral: bool = False  # moves or copies entries, each of them once
     reads_input: bool = True  # or only its shape
     reads_result: bool = False
@@ -80,6 +84,13 @@ def find(func: Any, path: Path | None) -> Local | None:
     if local is None and is_elementwise(op):
         local = _ELEMENTWISE
     return local if local is not None and (local.paths is None or path in local.paths) else None
+
+
+def is_opaque(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether an operation cannot be pulled back through after all: attention that drops weights does not say which."""
+    if func not in KERNELS:
+        return False
+    return bool(_options(func, args, kwargs).get("dropout_p", 0.0) > 0)
 
 
 def _enter(local: Local, *ops: Any) -> None:
@@ -244,7 +255,19 @@ def _pull_slice(delta: Tensor, done: Done, path: Path) -> Tensor:
 
 
 _enter(Local(_pull_slice, _same_operation), aten.slice.Tensor)
-_enter(Local(lambda delta, done, path: summed(delta, done.args[0]), tail=True), aten.expand)
+_enter(Local(lambda delta, done, path: summed(delta, done.args[0])), aten.expand)
+
+
+def _pull_split(deltas: list[Tensor | None], done: Done, path: Path) -> Tensor:
+    parts = [torch.zeros_like(out) if d is None else d for d, out in zip(deltas, done.out, strict=True)]
+    dim = done.bound()["dim"]
+    return torch.stack(parts, dim) if done.func is aten.unbind.int else torch.cat(parts, dim)
+
+
+_enter(
+    Local(_pull_split, parts=True),
+    *(aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int, aten.unsafe_split.Tensor),
+)
 
 # -- pooling ------------------------------------------------------------------------------------------------------
 
@@ -340,7 +363,73 @@ def _pull_logsumexp(delta: Tensor, done: Done, path: Path) -> Tensor:
     return delta * (x - y).exp()
 
 
-_enter(Local(_pull_softmax, tail=True, reads_result=True), aten._log_softmax, aten._softmax)
+_enter(Local(_pull_softmax, tail=True, reads_result=True), aten._log_softmax)
+_enter(Local(_pull_softmax, reads_result=True), aten._softmax)
+_enter(
+    Local(
+        lambda delta, done, path: aten._softmax_backward_data(delta, done.result, done.args[1], done.args[0].dtype),
+        reads_result=True,
+    ),
+    aten._safe_softmax,
+)
 _enter(Local(_pull_nll, tail=True), aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
 _enter(Local(_pull_gather, tail=True), aten.gather)
 _enter(Local(_pull_logsumexp, tail=True, reads_result=True), aten.logsumexp)
+
+# -- attention ----------------------------------------------------------------------------------------------------
+
+
+def _options(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    return dict(zip(KERNELS[func], args[3:], strict=False)) | kwargs
+
+
+def _pull_attention(delta: Tensor, done: Done, path: Path) -> Tensor:
+    """With p = softmax(scale q k^T + bias) and y = p v; some heads at a time, for p is as large as the square of L."""
+    options = _options(done.func, done.args, done.kwargs)
+    query, key, value = done.args[:3]
+    shared = query.shape[-3] // key.shape[-3]  # heads that read the same keys
+    factor = options.get("scale")
+    factor = query.shape[-1] ** -0.5 if factor is None else factor
+    bias = options.get("attn_bias", options.get("attn_mask"))
+    parts = []
+    for head in range(query.shape[-3]):
+        q, k, v, y = query[:, head], key[:, head // shared], value[:, head // shared], delta[:, head]
+        scores = factor * q @ k.mT
+        mask = added(bias, scores, options.get("is_causal", False))
+        p = aten._safe_softmax(scores + (mask if mask.ndim < 3 else _of_head(mask, head)), -1)
+        if path == (2,):
+            parts.append(p.mT @ y)
+            continue
+        inner = y @ v.mT
+        slopes = factor * p * (inner - (inner * p).sum(-1, keepdim=True))
+        parts.append(slopes @ k if path == (0,) else slopes.mT @ q)
+    out = torch.stack(parts, 1)
+    if path != (0,) and shared > 1:
+        out = out.unflatten(1, (-1, shared)).sum(2)
+    return out.reshape(done.args[int(path[0])].shape)
+
+
+def _of_head(mask: Tensor, head: int) -> Tensor:
+    """Of a mask (..., H, L, S), where H may be 1."""
+    return mask.select(-3, head if mask.shape[-3] > 1 else 0)
+
+
+_enter(Local(_pull_attention, paths=((0,), (1,), (2,))), *KERNELS)
+
+
+def _pull_product(delta: Tensor, done: Done, path: Path) -> Tensor:
+    left, right = done.args[:2]
+    return delta @ right.mT if path == (0,) else left.mT @ delta
+
+
+_enter(Local(_pull_product, paths=((0,), (1,)), apart=True), aten.bmm.default)
+
+# -- the product with a layer's weight ----------------------------------------------------------------------------
+
+
+def _pull_addmm(delta: Tensor, done: Done, path: Path) -> Tensor:
+    return delta @ done.args[2].mT * done.kwargs.get("alpha", 1)
+
+
+_enter(Local(_pull_product, paths=((0,),), weights=True), aten.mm.default)
+_enter(Local(_pull_addmm, paths=((1,),), weights=True), aten.addmm.default)

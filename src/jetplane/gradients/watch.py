@@ -8,6 +8,7 @@ numbers are the same in every pass, whether tangents are carried or not.
 
 from __future__ import annotations
 
+import math
 import weakref
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -20,7 +21,7 @@ from ..ad.interpreter import JetMode
 from ..ad.jet import Operand, PairSet
 from ..ad.locate import call_site
 from ..ad.registry import Kind, Plan, argument_names, plan
-from ..ad.rules.attention import KERNELS
+from ..ad.rules.attention import KERNELS, added
 from ..errors import UnsupportedProgram
 from .parameters import Parameters
 
@@ -71,8 +72,9 @@ class Phase(Protocol):
 class WatchMode(JetMode):
     """Carries tangents as the engine does, and tells a phase about the nodes."""
 
-    def __init__(self, pairs: PairSet, parameters: Parameters, phase: Phase) -> None:
+    def __init__(self, pairs: PairSet, parameters: Parameters, phase: Phase, probing: bool = False) -> None:
         super().__init__(pairs)
+        self._probing = probing  # tangents are NaN or zero: what matters is where a mask of attention lets them pass
         self._parameters = parameters
         self._phase = phase
         self._kinds: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # by storage
@@ -199,9 +201,31 @@ class WatchMode(JetMode):
             return self._return(out, args)
         self._quiet = func in _COPIES  # which the engine may run as a program
         try:
-            return super().__torch_dispatch__(func, types, args, kwargs)
+            out = super().__torch_dispatch__(func, types, args, kwargs)
         finally:
             self._quiet = False
+        if self._probing and func in KERNELS:
+            with self.above():
+                self._lose(out[0], args[:3], _options(func, args, kwargs))
+        return out
+
+    def _lose(self, out: Tensor, given: Any, options: dict[str, Any]) -> None:
+        """What is lost behind attention. The rule multiplies masked scores by zero, which leaves NaN as it is."""
+        bias, (query, key, _) = options.get("attn_bias", options.get("attn_mask")), given
+        rows = [self.jet(x).tangent for x in given]
+        if (bias is not None and self.tracks(bias)) or all(row is None for row in rows):
+            return
+        lost = torch.zeros((), dtype=torch.bool, device=out.device)
+        if rows[0] is not None:
+            lost = rows[0].isnan().any(-1)  # (K, B, H, L)
+        scores = query.new_zeros((query.shape[-2], key.shape[-2]))
+        allowed = added(bias, scores, options.get("is_causal", False)) > -math.inf
+        for row in rows[1:]:
+            if row is not None:
+                read = row.isnan().any(-1).repeat_interleave(query.shape[-3] // key.shape[-3], -2)
+                lost = lost | (read.unsqueeze(-2) & allowed).any(-1)
+        tangent = torch.where(lost, math.nan, 0.0).to(out.dtype).unsqueeze(-1)
+        self._overwrite(out, tangent.expand(-1, *out.shape).contiguous(), None)
 
     def _decomposed(self, step: Plan, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """The nodes of a composite are those of its body."""
@@ -222,7 +246,7 @@ class WatchMode(JetMode):
 
     def _unfused(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Attention with a parameter among its operands, a learned query or bias: its products one by one."""
-        options = dict(zip(KERNELS[func], args[3:], strict=False)) | kwargs
+        options = _options(func, args, kwargs)
         with self.above(), _torch.no_function_modes(), self:
             out, _ = aten._scaled_dot_product_attention_math(
                 *args[:3],
@@ -342,5 +366,9 @@ def _written(step: Plan, func: Any, args: Any, kwargs: Any) -> list[Tensor]:
 
 
 def _drops(func: Any, args: Any, kwargs: Any) -> bool:
-    options = dict(zip(KERNELS[func], args[3:], strict=False)) | kwargs
-    return bool(options.get("dropout_p", 0.0) > 0)
+    return bool(_options(func, args, kwargs).get("dropout_p", 0.0) > 0)
+
+
+def _options(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """What a kernel of attention is given behind query, key and value, by name."""
+    return dict(zip(KERNELS[func], args[3:], strict=False)) | kwargs
