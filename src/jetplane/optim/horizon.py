@@ -22,11 +22,9 @@ _SHORTEST = 20.0  # steps: horizon at the start
 _SHARE = 0.25  # of all steps: horizon later on
 _CAUTIOUS = 1e-2  # of the step that is best on the first batch, which is far too long for a noisy direction
 _THROWN = 0.1  # of the first loss: so much above the loss at the trailing mean is no noise
-_DEAR = 0.25  # of the loss: where the noise of the path costs more, parameters are not held back
-_FASTEST = 0.1  # share of a parameter that a step takes away, at most
-_COUNT, _RATE, _LEAD, _FIRST, _SIZE, _HOLD = range(6)
-_PATH = ("count", "rate", "lead", "first", "size", "hold")
-_OWN = ("every", "power", "pull", "betas", "eps", "estimate", "_leaves", "_path", "_calls", "_numbers", "_evaluating")
+_COUNT, _RATE, _LEAD, _FIRST = range(4)
+_PATH = ("count", "rate", "lead", "first")
+_OWN = ("every", "power", "betas", "eps", "estimate", "_leaves", "_path", "_calls", "_numbers", "_evaluating")
 
 
 class HorizonReport(NamedTuple):
@@ -64,14 +62,10 @@ class HorizonAdam(torch.optim.Optimizer):
     ``eval()`` puts the average of the parameters, in which late steps weigh most, into the model, and ``train()`` the
     parameters back: the average does what a decaying rate would. :meth:`averaged` is the same as a context.
 
-    Noise makes parameters longer, by rate^2 a step in the square of each, and the longer they are the less a step turns
-    them: a rate that is right at first comes to nothing within (size / rate)^2 steps, where ``size`` is the root mean
-    square of the parameters at the start (the median one of the matrices). So a step also takes the share
-    pull (rate / size)^2 of them away, in full as long as the noise of the path, m^T G m / 2, costs nothing to speak of
-    and not at all where that is more than a quarter of the loss: then steps are to become shorter, and they do.
-
     ``lr`` multiplies the rate (for schedulers), ``every`` is the number of steps between two measurements, and
-    ``weight_decay`` is decoupled. A step whose loss or gradient is not finite leaves everything as it is.
+    ``weight_decay`` is decoupled. Noise makes parameters longer, and the longer those in front of a norm are, the less a
+    step turns them: transformers want a decay, such as 0.5, or stay on their first plateau. A step whose loss or
+    gradient is not finite leaves everything as it is.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
@@ -96,7 +90,6 @@ class HorizonAdam(torch.optim.Optimizer):
         weight_decay: float = 0.0,
         every: int = 4,
         power: float = 8.0,
-        pull: float = 1.0,
         seed: int = 0,
         capturable: bool = False,
         **options: Any,
@@ -108,14 +101,13 @@ class HorizonAdam(torch.optim.Optimizer):
             ("eps", eps, 0.0, math.inf),
             ("weight_decay", weight_decay, 0.0, math.inf),
             ("power", power, 0.0, math.inf),
-            ("pull", pull, 0.0, math.inf),
         ):
             if not low <= value < high:
                 expected = f"a number from {low:g}, below {high:g}" if math.isfinite(high) else "a finite number from 0"
                 raise ValueError(f"{name} is {value!r}; expected {expected}.")
         if not isinstance(every, int) or isinstance(every, bool) or every < 1:
             raise ValueError(f"every is {every!r}; expected a positive whole number of steps.")
-        self.every, self.power, self.pull, self.betas, self.eps = every, power, pull, betas, eps
+        self.every, self.power, self.betas, self.eps = every, power, betas, eps
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
         self._leaves = [leaf for group in self.param_groups for leaf in group["params"] if leaf.requires_grad]
         if not self._leaves:
@@ -123,8 +115,7 @@ class HorizonAdam(torch.optim.Optimizer):
         self.estimate = ForwardGradient(self._leaves, samples, seed=seed, capturable=capturable, **options)
         self._path = Path(self._leaves)
         self._calls = 0
-        self._numbers = torch.zeros(len(_PATH), dtype=torch.float64, device=self._leaves[0].device)
-        self._numbers[_SIZE] = _size(self._leaves)
+        self._numbers = torch.zeros(4, dtype=torch.float64, device=self._leaves[0].device)
         self._report: HorizonReport | None = None
         self._evaluating = False
         for leaf in self._leaves:
@@ -191,8 +182,8 @@ class HorizonAdam(torch.optim.Optimizer):
             self._follow(seen)
         self._move(directions, taken)
         self._calls += 1
-        rate, led = self._numbers[_RATE].clone(), self._numbers[_LEAD].clone()
-        self._report = HorizonReport(loss, rate, led, taken, aux)
+        _, rate, led, _ = self._numbers.unbind()
+        self._report = HorizonReport(loss, rate.clone(), led.clone(), taken, aux)
         return loss
 
     @torch.no_grad()
@@ -272,8 +263,6 @@ class HorizonAdam(torch.optim.Optimizer):
         thrown = seen.rise > _THROWN * self._numbers[_FIRST].abs()
         self._numbers[_RATE] *= torch.where(thrown, 0.5, torch.exp(_GAIN * self.every / horizon * urge))
         self._numbers[_LEAD] = lead
-        hold = (1 - seen.curvature / 2 / (_DEAR * seen.loss.abs())).clamp(0, 1)
-        self._numbers[_HOLD] = torch.where(torch.isfinite(hold), hold, 0.0)
 
     def _first_rate(self, losses: Callable[[], Tensor], directions: list[Tensor], capturing: bool) -> Tensor:
         best = self._path.along(losses, directions, capturing=capturing).best
@@ -282,19 +271,17 @@ class HorizonAdam(torch.optim.Optimizer):
         return torch.where(torch.isfinite(best) & (best > 0), _CAUTIOUS * best, 1e-4 * size + 1e-8)
 
     def _move(self, directions: list[Tensor], taken: Tensor) -> None:
-        count, rate, _, _, size, hold = self._numbers
+        count, rate, *_ = self._numbers
         horizon = torch.minimum(torch.clamp_min(_SHARE * count, _SHORTEST), count + 1)
         weight = self.power / (count + self.power) if self.power else torch.ones_like(count)
         moves = dict(zip(self._leaves, directions, strict=True))
         for group in self.param_groups:
             length = group["lr"] * rate
-            less = torch.where(size > 0, self.pull * hold * (length / size).square(), 0.0).clamp_max(_FASTEST)
-            kept = (1 - less) * (1 - length * group["weight_decay"])
             for leaf in group["params"]:
                 if leaf not in moves:
                     continue
                 state = self.state[leaf]
-                moved = leaf * kept.to(leaf) + length.to(leaf) * moves[leaf]
+                moved = leaf * (1 - length * group["weight_decay"]).to(leaf) + length.to(leaf) * moves[leaf]
                 leaf.copy_(torch.where(taken, moved, leaf))
                 for name, share in (("trail", 1 / horizon), ("average", weight)):
                     mean = state[name]
@@ -307,14 +294,6 @@ class HorizonAdam(torch.optim.Optimizer):
             leaf.copy_(average)
             average.copy_(kept)
         self._evaluating = not self._evaluating
-
-
-def _size(leaves: list[Tensor]) -> Tensor:
-    """The root mean square of a matrix's entries, the median one; 0 where there is no matrix."""
-    squares = [leaf.detach().to(torch.float64).square().mean() for leaf in leaves if leaf.ndim > 1]
-    if not squares:
-        return torch.zeros((), dtype=torch.float64)
-    return torch.stack([square.to(squares[0].device) for square in squares]).median().sqrt()
 
 
 def _losses(closure: Callable[..., Any], batch: tuple[Any, ...], has_aux: bool) -> Tensor:

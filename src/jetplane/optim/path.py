@@ -26,7 +26,6 @@ class Along(NamedTuple):
     curvature: Tensor  # (), Gauss-Newton's there, or the exact one's size
     back: Tensor  # (): the curvature of the parabola with f(theta), this slope and f(theta - m); 0 if not looked at
     rise: Tensor  # (): f(theta) - f(theta - m); the slope if not looked at
-    loss: Tensor  # (), at c = 0
 
     @property
     def best(self) -> Tensor:
@@ -52,7 +51,7 @@ class Path:
             other = self._back(replay, losses, direction) if back else loss - slope
         finally:
             replay.rewind()
-        return Along(slope, curvature, (2 * (other - loss + slope)).clamp_min(0), loss - other, loss)
+        return Along(slope, curvature, (2 * (other - loss + slope)).clamp_min(0), loss - other)
 
     def _measure(self, replay: Replay, losses: Callable[[], Tensor], direction: Sequence[Tensor]) -> list[Tensor]:
         try:
