@@ -63,8 +63,8 @@ class HorizonAdam(torch.optim.Optimizer):
     parameters back: the average does what a decaying rate would. :meth:`averaged` is the same as a context.
 
     ``lr`` multiplies the rate (for schedulers), ``every`` is the number of steps between two measurements, and
-    ``weight_decay`` is decoupled. Noise makes parameters longer, and the longer those in front of a norm are, the less a
-    step turns them: transformers want a decay, such as 0.5, or stay on their first plateau. A step whose loss or
+    ``weight_decay`` is decoupled. Noise makes parameters longer, and the longer those in front of a norm are, the less
+    a step turns them: transformers want a decay, such as 0.5, or stay on their first plateau. A step whose loss or
     gradient is not finite leaves everything as it is.
 
     Example:
