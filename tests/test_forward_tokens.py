@@ -160,6 +160,19 @@ def test_smaller_forms_are_as_exact(numbers: int, blocks: list[int], monkeypatch
     check_exact(model, nll(model), WORDS, every_site=False)
 
 
+def test_attention_that_drops_weights_is_not_passed() -> None:
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default  # does not say which it has dropped
+    qkv, head = nn.Linear(4, 12), nn.Linear(4, V)
+    x = torch.randn(B, 2, T, 4)
+
+    def losses(dropped: float) -> Callable[[Tensor], Tensor]:
+        return lambda x: head(kernel(*qkv(x).split(4, 3), dropped)[0]).square().sum((1, 2, 3))
+
+    for dropped, count in ((0.0, x.numel()), (0.1, 3 * x.numel())):
+        (site,) = jp.ForwardGradient([*qkv.parameters(), *head.parameters()]).sites(losses(dropped), x)
+        assert site.shape.numel() == count
+
+
 def test_one_sample_has_tokens_too() -> None:
     torch.manual_seed(0)
     model = Words("causal").double()
@@ -203,7 +216,6 @@ def test_a_program_that_changes_is_seen_when_it_is_looked_at_again() -> None:
     torch.manual_seed(0)
     model = Words("causal")
     block = model.blocks[0]
-    estimate = jp.ForwardGradient(model.parameters(), probe_every=2)
     mask = torch.ones(T, T).tril().bool()
     block.kind = "masked"
 
