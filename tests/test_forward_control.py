@@ -22,8 +22,7 @@ from torch.nn import functional as F
 import jetplane as jp
 from jetplane.gradients import balance, control, forward
 from jetplane.gradients.layout import Grid, Layout
-
-X, Y = torch.randn(8, 4, generator=torch.Generator().manual_seed(3)), torch.arange(8) % 3
+from test_forward_contract import X, Y, classify, gradient, mlp
 
 
 @pytest.fixture(autouse=True)
@@ -31,18 +30,6 @@ def seeded() -> Iterator[None]:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         yield
-
-
-def mlp() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
-
-
-def classify(model: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
-    return lambda x, y: F.cross_entropy(model(x), y, reduction="none")
-
-
-def gradient(model: nn.Module) -> Tensor:
-    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 
 def backprop(model: nn.Module, *batch: Tensor) -> Tensor:
