@@ -136,7 +136,7 @@ def h200(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(convolution_kernel, "ENABLED", True)
     monkeypatch.setattr(convolution_kernel, "_HAS_TRITON", True)
-    monkeypatch.setattr(convolution_kernel, "_tf32", lambda: True)
+    monkeypatch.setattr(convolution_kernel, "tf32", lambda: True)
 
 
 @pytest.mark.usefixtures("h200")
@@ -183,7 +183,7 @@ def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("allowed", [False, True])
 def test_it_follows_the_precision_of_convolutions(allowed: bool) -> None:
     with torch.backends.cudnn.flags(allow_tf32=allowed):
-        assert convolution_kernel._tf32() == allowed
+        assert convolution_kernel.tf32() == allowed
 
 
 # -- the kernel -----------------------------------------------------------------------------------------------------
@@ -295,8 +295,8 @@ def test_it_compiles_to_matrix_instructions_of_warp_groups(
         tile = convolution_triton.tile_of(pattern)
         shape, bias = (2048, 8, 8, 50), torch.empty(rows, 50, device="meta")
         fixed = convolution_triton.constants(x, w, bias, None, [1, 1], [1, 1], shape, True, pattern, groups, tile)
-        kinds = {name: "*fp32" if n < 5 else "i32" for n, name in enumerate(kernel.arg_names[:10])}
-        aligned = {(n,): [["tt.divisibility", 16]] for n in (0, 1, 2, 3, 4, 7, 9)}
+        kinds = {name: "*fp32" if n < 6 else "i32" for n, name in enumerate(kernel.arg_names[:11])}
+        aligned = {(n,): [["tt.divisibility", 16]] for n in (0, 1, 2, 3, 4, 5, 8, 10)}
         source = ASTSource(kernel, kinds | dict.fromkeys(fixed, "constexpr"), fixed, aligned)
         options = {"num_warps": tile.warps, "num_stages": tile.stages}
         made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)

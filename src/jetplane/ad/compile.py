@@ -17,8 +17,9 @@ from torch import Tensor
 from ..errors import CaptureFailed
 from . import _torch, transforms
 from .boundary import begins_late
-from .capture import Captured, Graph, Run, compiled, every, every_with_aux, identity, single, single_with_aux
+from .capture import Captured, Compiled, Graph, Run, compiled, every, every_with_aux, identity, single, single_with_aux
 from .directions import Given, Leaf
+from .graphs import Pool, Recorded
 from .jet import Jet, PairSet, Quadratic
 from .passes import Pass, check_directions, lazily
 from .transforms import Problem, quadratic_of
@@ -155,6 +156,7 @@ class _Calls:
         self._kind = kind
         self._known: OrderedDict[_Signature, _CompiledPass | None] = OrderedDict()  # None: run as it is
         self._warned: OrderedDict[Any, None] = OrderedDict()
+        self._pools: dict[torch.device, Pool] = {}  # the memory of CUDA graphs, which all signatures share
 
     def __call__(
         self, func: Callable[..., Any], primals: Any, directions: Any, pairs: str | PairSet, has_aux: bool
@@ -170,7 +172,7 @@ class _Calls:
         if key not in self._known or rows[0].device.type == "cpu":  # elsewhere it would wait for the device each time
             check_directions(rows, problem.leaves, problem.labels)
         if key not in self._known:
-            self._known[key] = _CompiledPass(problem, pairs, self._kind, key.differentiable)
+            self._known[key] = _CompiledPass(problem, pairs, self._kind, key.differentiable, self._pools)
             if len(self._known) > _KEPT:
                 self._known.popitem(last=False)
         self._known.move_to_end(key)
@@ -208,10 +210,18 @@ def _rows(problem: Problem, directions: Any) -> list[Tensor]:
 class _CompiledPass:
     """The passes over one program with directions of one signature."""
 
-    def __init__(self, problem: Problem, pairs: PairSet, kind: _AsQuadratic | _AsJet, differentiable: bool) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        pairs: PairSet,
+        kind: _AsQuadratic | _AsJet,
+        differentiable: bool,
+        pools: dict[torch.device, Pool],
+    ) -> None:
         self._pairs = pairs
         self._kind = kind
         self._differentiable = differentiable
+        self._pools = pools
         self._labels = problem.labels
         self._program = Captured(self._build, type(kind).wanted_with_aux if problem.has_aux else type(kind).wanted)
         # What a call hands to the graph, and the graph to the call, past the program between them:
@@ -241,19 +251,28 @@ class _CompiledPass:
             _refuse_gradients(inputs)
         places = {id(tensor): place for place, tensor in enumerate(inputs)}
         leaves = [(number, places[id(one)]) for number, one in enumerate(self._primals) if id(one) in places]
-        run = compiled(self._body(graph, leaves, len(inputs)), [*inputs, *self._rows], check=not graph.random)
+        made = compiled(self._body(graph, leaves, len(inputs)), [*inputs, *self._rows], check=not graph.random)
+        run = self._recorded(made) if not graph.random else made  # a graph would draw the same numbers again
 
         def call(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
             everything = list(run([*inputs, *self._rows]))
-            outputs, made = everything[: graph.outputs], everything[graph.outputs :]
-            each = len(made) // max(len(graph.wanted), 1)
+            outputs, parts = everything[: graph.outputs], everything[graph.outputs :]
+            each = len(parts) // max(len(graph.wanted), 1)
             self._made = {
-                id(outputs[place]): tuple(made[number * each : (number + 1) * each])
+                id(outputs[place]): tuple(parts[number * each : (number + 1) * each])
                 for number, place in enumerate(graph.wanted)
             }
             return outputs
 
         return call
+
+    def _recorded(self, run: Compiled) -> Run:
+        """The function as a CUDA graph, where all it reads is on one CUDA device."""
+        device = self._rows[0].device
+        if device.type != "cuda":
+            return run
+        pool = self._pools.setdefault(device, Pool())
+        return Recorded(run, run.written, pool)
 
     def _body(self, graph: Graph, leaves: list[tuple[int, int]], count: int) -> Callable[[list[Tensor]], list[Tensor]]:
         def body(tensors: list[Tensor]) -> list[Tensor]:
@@ -264,7 +283,7 @@ class _CompiledPass:
                 now[place] = now[place].clone()
                 one.perturb(Leaf(now[place], number, directions, chosen), self._labels[number])
             with torch.no_grad(), one.running():
-                outputs = graph(now)
+                outputs = graph.for_jets(now)
             jets = [one.jet(outputs[place]) for place in graph.wanted]
             return [*outputs, *(part for jet in jets for part in self._kind.of(jet, self._pairs))]
 

@@ -398,7 +398,7 @@ class _Body:
         for number, leaf in leaves.items():
             one.perturb(Leaf(leaf, number, drawn, tuple(range(self.k))), self._labels[number])
         with torch.no_grad(), one.running():
-            outputs = self.graph(tensors)
+            outputs = self.graph.for_jets(tensors)
         model = curvature.model(one.jet(outputs[self.graph.loss]), pairs)
         return outputs, model
 

@@ -54,10 +54,11 @@ class Scaled:
 
 def _combined(coefficients: Tensor, rows: Tensor) -> Tensor:
     """sum_k c_k v_k for rows (K, *S): (*S)."""
-    if not rows.is_cpu:
+    traced = _torch.is_fake(type(rows))
+    if not (rows.is_cpu or traced):
         return torch.tensordot(coefficients, rows, dims=1)
     flat = rows.reshape(rows.shape[0], math.prod(rows.shape[1:]))
-    traced = _torch.is_fake(type(rows))  # a compiler fuses a sum, and calls a library for a product
+    # a compiler fuses a sum, and calls a library for a product
     part = (coefficients.unsqueeze(1) * flat).sum(0) if traced else coefficients @ flat
     return part.reshape(rows.shape[1:])
 

@@ -6,7 +6,7 @@ import importlib
 from functools import cache
 
 MODULES = (
-    *("elementwise", "special", "activations", "shapes", "indexing", "reductions", "products"),
+    *("elementwise", "special", "activations", "shapes", "indexing", "reductions", "products", "pooled"),
     *("factorisations", "spectra", "determinants"),
     *("layers", "norms", "attention", "losses", "backward"),
 )

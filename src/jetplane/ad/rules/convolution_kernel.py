@@ -13,15 +13,29 @@ from torch import Tensor
 
 from ..jet import Operand, PairSet
 
-__all__ = ["ENABLED", "convolution_jet", "pays", "rounded"]
+__all__ = [
+    "ENABLED",
+    "FEWEST",
+    "channels_last",
+    "convolution_jet",
+    "convolved",
+    "fits",
+    "lengths",
+    "padded",
+    "pays",
+    "rounded",
+    "stacked",
+    "tf32",
+    "usable",
+]
 
 # Set to False, or JETPLANE_CONVOLUTION_KERNEL=0 in the environment, to do without it.
 ENABLED = os.environ.get("JETPLANE_CONVOLUTION_KERNEL", "1") == "1"
 
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
-_DIRECTIONS = range(2, 17)  # with one, the library is as fast; groups of rows are written out in the kernel
+_MOST = 16  # directions: groups of rows are written out in the kernel
 _LONGEST = 2048  # numbers in a window; beyond, the library's products take so long that its sums do not count
-_FEWEST = 1 << 14  # positions of the output: about one program for each of an H200's multiprocessors
+FEWEST = 1 << 14  # positions of the output: about one program for each of an H200's multiprocessors
 
 
 def pays(
@@ -33,37 +47,56 @@ def pays(
     dilation: Sequence[int],
     groups: int,
     transposed: bool,
+    fewest: int = 2,
 ) -> bool:
     """Whether there is a kernel for this jet, and it is likely to be faster than the library.
 
-    Both factors have tangents and all pairs are wanted. Products are TF32's, on a device with matrix instructions of
-    whole warp groups. Channels come 16 bytes at a time, and at least 7 of 10 channels in a block of 64 are there.
+    Both factors have tangents and all pairs are wanted, of ``fewest`` directions or more. Channels come 16 bytes at a
+    time, and at least 7 of 10 channels in a block of 64 are there.
     """
-    if not (ENABLED and _HAS_TRITON and isinstance(x, Operand) and isinstance(w, Operand)):
+    if not (isinstance(x, Operand) and isinstance(w, Operand)) or groups != 1 or transposed:
         return False
     value, kernel = x.primal, w.primal
-    if value.device.type != "cuda" or value.ndim != 4 or kernel.ndim != 4 or groups != 1 or transposed:
-        return False
     if x.tangent is None or w.tangent is None or w.second is not None or pairs.weights is not None:
         return False
-    if pairs.pairs != PairSet.all(pairs.k).pairs or pairs.k not in _DIRECTIONS:
-        return False
-    if value.dtype != torch.float32 or kernel.dtype != torch.float32 or not _tf32():
+    if pairs.pairs != PairSet.all(pairs.k).pairs or not fewest <= pairs.k <= _MOST or not usable(value, kernel):
         return False
     size = [n + 2 * more for n, more in zip(value.shape[2:], padding, strict=True)]
-    out = value.shape[0] * math.prod(_lengths(size, kernel.shape[2:], stride, dilation))
-    inputs, channels = kernel.shape[1], kernel.shape[0]
+    out = (value.shape[0], *lengths(size, kernel.shape[2:], stride, dilation), kernel.shape[0])
     return (
-        torch.cuda.get_device_capability(value.device)[0] == 9
-        and inputs % 4 == 0
-        and math.prod(kernel.shape[1:]) <= _LONGEST
-        and out >= _FEWEST
-        and channels >= 0.7 * 64 * math.ceil(channels / 64)
-        and max(value.shape[0] * math.prod(size) * inputs, out * channels) < 1 << 31  # within a row
+        kernel.shape[1] % 4 == 0
+        and math.prod(out[:3]) >= FEWEST
+        and out[3] >= 0.7 * 64 * math.ceil(out[3] / 64)
+        and fits(value, padding, out)
     )
 
 
-def _tf32() -> bool:
+def usable(value: Tensor, kernel: Tensor) -> bool:
+    """Whether a convolution is one that there are kernels for, whatever of it varies.
+
+    Products are TF32's, on a device with matrix instructions of whole warp groups, and windows not too long.
+    """
+    return (
+        ENABLED
+        and _HAS_TRITON
+        and value.device.type == "cuda"
+        and value.ndim == kernel.ndim == 4
+        and value.dtype == kernel.dtype == torch.float32
+        and tf32()
+        and torch.cuda.get_device_capability(value.device)[0] == 9
+        and math.prod(kernel.shape[1:]) <= _LONGEST
+    )
+
+
+def fits(value: Tensor, padding: Sequence[int], out: Sequence[int]) -> bool:
+    """Whether rows of x (N, C, H, W) and of the output (N, ..., O) can be numbered in 31 bits."""
+    n, channels, height, width = value.shape
+    size = n * channels * (height + 2 * padding[0]) * (width + 2 * padding[1])
+    return max(size, 4 * math.prod(out)) < 1 << 31  # of a pooled output, that is four times as large before
+
+
+def tf32() -> bool:
+    """Whether float32 convolutions may use TF32."""
     backend: Any = torch.backends.cudnn
     return backend.conv.fp32_precision == "tf32"
 
@@ -74,32 +107,33 @@ def convolution_jet(
     """The jet of a 2D convolution for all pairs, value and rows from one operation, channels last in memory."""
     if x.tangent is None or w.tangent is None:
         raise ValueError("a factor of the convolution has no tangents; expected some on both.")
-    tf32 = x.primal.dtype == torch.float32 and _tf32()
-    left = _padded(_channels_last(x.primal, x.tangent), padding)
-    right = _channels_last(w.primal, w.tangent)
-    second = None if x.second is None else _padded(x.second.permute(0, 1, 3, 4, 2), padding).contiguous()
+    rounds = x.primal.dtype == torch.float32 and tf32()
+    left = padded(channels_last(x.primal, x.tangent), padding)
+    right = channels_last(w.primal, w.tangent)
+    second = None if x.second is None else padded(x.second.permute(0, 1, 3, 4, 2), padding).contiguous()
     out = torch.ops.jetplane.convolution_jet(
-        left, rounded(right) if tf32 else right, _stacked(bias, w), second, stride, dilation, tf32
+        left, rounded(right) if rounds else right, stacked(bias, w), second, stride, dilation, rounds
     )
     rows, k = out.permute(0, 1, 4, 2, 3), x.tangent.shape[0]
-    value, tangent, pairs = rows[0], rows[1 : k + 1], rows[k + 1 :]
+    # a value of its own: what the engine keeps of a tensor is as large as the memory that the tensor is a part of
+    value, tangent, pairs = rows[0].clone(), rows[1 : k + 1], rows[k + 1 :]
     if isinstance(bias, Operand) and bias.second is not None:
         pairs = pairs + bias.second.reshape(pairs.shape[0], 1, -1, 1, 1)
     return Operand(value, tangent, pairs)
 
 
-def _channels_last(primal: Tensor, tangent: Tensor) -> Tensor:
+def channels_last(primal: Tensor, tangent: Tensor) -> Tensor:
     """Rows (1 + K, ..., height, width, channels) of a value (..., channels, height, width) and its tangents."""
     return torch.cat([primal.permute(0, 2, 3, 1).unsqueeze(0), tangent.permute(0, 1, 3, 4, 2)]).contiguous()
 
 
-def _padded(rows: Tensor, padding: Sequence[int]) -> Tensor:
+def padded(rows: Tensor, padding: Sequence[int]) -> Tensor:
     """Rows (..., height, width, channels) with zeros around: a part of the copy that put them in order."""
     down, across = padding
     return torch.nn.functional.pad(rows, (0, 0, across, across, down, down)) if down or across else rows
 
 
-def _stacked(bias: Any, w: Operand) -> Tensor | None:
+def stacked(bias: Any, w: Operand) -> Tensor | None:
     """Rows (1 + K, channels) of the bias and its tangents."""
     if bias is None or w.tangent is None:
         return None
@@ -141,17 +175,16 @@ def _operation(
 
         return convolve(x, w, bias, second, stride, dilation, _shape(x, w, stride, dilation), tf32)
 
-    def convolved(one: Tensor, other: Tensor) -> Tensor:
-        one, other = one.movedim(-1, 1), other.movedim(-1, 1)
-        return torch.nn.functional.conv2d(one, other, None, stride, 0, dilation).movedim(1, -1)
+    def product(one: Tensor, other: Tensor) -> Tensor:
+        return convolved(one, other, stride, dilation)
 
     out = []
     for number, (i, j) in enumerate(PairSet.all(x.shape[0]).pairs):
-        row = convolved(x[i], w[j])
+        row = product(x[i], w[j])
         if j > 0:
-            row = row + convolved(x[j], w[i])
+            row = row + product(x[j], w[i])
         if i > 0 and second is not None:
-            row = row + convolved(second[number - x.shape[0]], w[0])
+            row = row + product(second[number - x.shape[0]], w[0])
         if i == 0 and bias is not None:
             row = row + bias[j]
         out.append(row)
@@ -174,11 +207,17 @@ def _(
 
 def _shape(x: Tensor, w: Tensor, stride: Sequence[int], dilation: Sequence[int]) -> tuple[int, int, int, int]:
     """The shape (N, OH, OW, O) of the output."""
-    height, width = _lengths(x.shape[2:4], w.shape[2:4], stride, dilation)
+    height, width = lengths(x.shape[2:4], w.shape[2:4], stride, dilation)
     return x.shape[1], height, width, w.shape[1]
 
 
-def _lengths(
+def convolved(x: Tensor, w: Tensor, stride: Sequence[int], dilation: Sequence[int]) -> Tensor:
+    """The convolution of x (N, H, W, C) with w (O, height, width, C), channels last."""
+    x, w = x.movedim(-1, 1), w.movedim(-1, 1)
+    return torch.nn.functional.conv2d(x, w, None, stride, 0, dilation).movedim(1, -1)
+
+
+def lengths(
     size: Sequence[int], window: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
 ) -> tuple[int, int]:
     """Height and width of what windows over ``size`` give."""

@@ -33,7 +33,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["DIAGONAL", "PENTAGON", "SQUARE", "TRIANGLE", "Pattern", "Tile", "constants", "convolve", "plan", "tile_of"]
+__all__ = [
+    "DIAGONAL",
+    "OFF",
+    "PENTAGON",
+    "SQUARE",
+    "TRIANGLE",
+    "Pattern",
+    "Tile",
+    "constants",
+    "convolve",
+    "corners",
+    "kept",
+    "numbers",
+    "plan",
+    "tile_of",
+    "weights",
+]
 
 
 Groups = tuple[tuple[int, ...], ...]  # rows
@@ -118,21 +134,27 @@ def convolve(
     tf32: bool,
     patterns: dict[Pattern, Groups] | None = None,
     tiles: Callable[[Pattern], Tile] = tile_of,
+    codes: Tensor | None = None,  # (N, OH, OW, O)
 ) -> Tensor:
-    """The rows (T(T+1)/2, N, OH, OW, O) of the jet. All tensors are contiguous."""
-    rows, positions = x.shape[0], shape[0] * shape[1] * shape[2]
+    """The rows (T(T+1)/2, N, OH, OW, O) of the jet. All tensors are contiguous.
+
+    With ``codes`` they are those of the convolution with ReLU and max-pooling behind it: OH and OW are then what is
+    left of them, and the codes say which of four positions is kept.
+    """
+    rows, positions = x.shape[0], shape[0] * shape[1] * shape[2] * (1 if codes is None else 4)
     out = torch.empty((rows * (rows + 1) // 2, *shape), dtype=x.dtype, device=x.device)
     if not out.numel():
         return out
     for pattern, groups in (patterns or plan(rows)).items():
         tile = tiles(pattern)
-        fixed = constants(x, w, bias, second, stride, dilation, shape, tf32, pattern, groups, tile)
+        fixed = constants(x, w, bias, second, stride, dilation, shape, tf32, pattern, groups, tile, codes is not None)
         unit, blocks = fixed["UNIT"], triton.cdiv(shape[3], fixed["WIDE"])
         kernel = _sums[triton.cdiv(positions, tile.positions) * blocks * len(groups),](
             x,
             w,
             w if bias is None else bias,
             x if second is None else second,
+            out if codes is None else codes,
             out,
             positions,
             0,
@@ -160,6 +182,7 @@ def constants(
     pattern: Pattern,
     groups: Groups,
     tile: Tile,
+    pool: bool = False,
 ) -> dict[str, Any]:
     """What the kernel is compiled for."""
     x_rows, w_rows, terms = zip(*pattern.passes(), strict=True)
@@ -190,6 +213,7 @@ def constants(
         "POSITIONS": tile.positions,
         "WIDE": min(64, max(16, triton.next_power_of_2(shape[3]))),
         "DEPTH": tile.depth,
+        "POOL": pool,
     }
 
 
@@ -211,6 +235,7 @@ def _sums(
     w,
     bias,
     second,
+    codes,
     out,
     positions,
     zero,
@@ -240,6 +265,7 @@ def _sums(
     POSITIONS: tl.constexpr,
     WIDE: tl.constexpr,
     DEPTH: tl.constexpr,
+    POOL: tl.constexpr,
 ):
     C: tl.constexpr = SIZE[2]
     OUTPUTS: tl.constexpr = OUT[2]
@@ -261,10 +287,13 @@ def _sums(
         rows = rows + (row.to(tl.int64),)
 
     inside = tl.minimum(place, positions - 1)  # reads what is there, and is not written
-    image = inside // (OUT[0] * OUT[1])
-    top = inside // OUT[1] % OUT[0] * STRIDE[0]
-    left = inside % OUT[1] * STRIDE[1]
-    corner = ((image * SIZE[0] + top) * SIZE[1] + left) * C
+    if POOL:
+        corner = corners(inside // 4, inside % 4, SIZE, OUT, STRIDE)
+    else:
+        image = inside // (OUT[0] * OUT[1])
+        top = inside // OUT[1] % OUT[0] * STRIDE[0]
+        left = inside % OUT[1] * STRIDE[1]
+        corner = ((image * SIZE[0] + top) * SIZE[1] + left) * C
     if NEAR > 0:
         # Copies of 16 bytes go past the L1 cache, those of 8 through it. What is not known to be zero makes them 8.
         corner = corner + NEAR * zero
@@ -279,10 +308,10 @@ def _sums(
             ws = ()
             for s in tl.static_range(len(X_ROWS[p])):
                 line = x + rows[X_ROWS[p][s]] * x_step * UNIT
-                part = _windows(line, corner, k, SIZE, WINDOW, DILATION, LENGTH, ROUND, True)
+                part = numbers(line, corner, k, SIZE, WINDOW, DILATION, LENGTH, ROUND, True)
                 xs = xs + (part,)
             for s in tl.static_range(len(W_ROWS[p])):
-                ws = ws + (_weights(w + rows[W_ROWS[p][s]] * w_step * UNIT, channel, k, OUTPUTS, LENGTH),)
+                ws = ws + (weights(w + rows[W_ROWS[p][s]] * w_step * UNIT, channel, k, OUTPUTS, LENGTH),)
             for t in tl.static_range(len(TO[p])):
                 more = tl.dot(
                     xs[LEFT[p][t]], ws[RIGHT[p][t]].T, sums[TO[p][t]], input_precision=PRECISION, out_dtype=KIND
@@ -298,16 +327,22 @@ def _sums(
         for first in tl.static_range(0, len(SUMS), 2):  # two at a time: more would not stay in registers
             for step in range(STEPS):
                 k = step * DEPTH + tl.arange(0, DEPTH)
-                value = _weights(w, channel, k, OUTPUTS, LENGTH)
+                value = weights(w, channel, k, OUTPUTS, LENGTH)
                 for n in tl.static_range(first, min(first + 2, len(SUMS))):
                     i = rows[SUMS[n][0]] - 1
                     j = rows[SUMS[n][1]] - 1
                     line = second + tl.maximum(_number(i, j, ROWS - 1), 0) * x_step * UNIT
-                    pair = _windows(line, corner, k, SIZE, WINDOW, DILATION, LENGTH, ROUND, i >= 0)
+                    pair = numbers(line, corner, k, SIZE, WINDOW, DILATION, LENGTH, ROUND, i >= 0)
                     more = tl.dot(pair, value.T, sums[n], input_precision=PRECISION, out_dtype=KIND)
                     sums = _put(sums, n, more)
 
     there = (place < positions)[:, None] & (channel < OUTPUTS)[None, :]
+    if POOL:
+        at = (place // 4 * OUTPUTS)[:, None] + channel[None, :]
+        code = tl.load(codes + at, mask=there, other=0)
+        there = there & kept(code, place)
+    else:
+        at = (place * OUTPUTS)[:, None] + channel[None, :]
     for n in tl.static_range(len(SUMS)):
         i = rows[SUMS[n][0]]
         j = rows[SUMS[n][1]]
@@ -315,12 +350,32 @@ def _sums(
         if BIAS:
             more = tl.load(bias + j * OUTPUTS + channel, mask=(channel < OUTPUTS) & (i == 0), other=0.0)
             total = total + more.to(KIND)[None, :]
-        line = out + _number(i, j, ROWS) * out_step
-        tl.store(line + (place * OUTPUTS)[:, None] + channel[None, :], total.to(out.dtype.element_ty), mask=there)
+        if POOL:
+            total = tl.where(code == OFF, 0.0, total)
+        tl.store(out + _number(i, j, ROWS) * out_step + at, total.to(out.dtype.element_ty), mask=there)
+
+
+OFF = tl.constexpr(4)  # the code of a window none of whose four positions is kept
 
 
 @triton.jit
-def _windows(
+def corners(window, number, SIZE: tl.constexpr, OUT: tl.constexpr, STRIDE: tl.constexpr):
+    """Where the numbers of position ``number`` (0 to 3) of pooled windows begin; OUT is the shape after pooling."""
+    image = window // (OUT[0] * OUT[1])
+    top = (window // OUT[1] % OUT[0] * 2 + number // 2) * STRIDE[0]
+    left = (window % OUT[1] * 2 + number % 2) * STRIDE[1]
+    return ((image * SIZE[0] + top) * SIZE[1] + left) * SIZE[2]
+
+
+@triton.jit
+def kept(code, place):
+    """Which of the four positions of a window writes: the one that is kept, and the first where none is."""
+    number = (place % 4)[:, None]
+    return (code == number) | ((code == OFF) & (number == 0))
+
+
+@triton.jit
+def numbers(
     line,
     corner,
     k,
@@ -349,7 +404,7 @@ def _windows(
 
 
 @triton.jit
-def _weights(line, channel, k, OUTPUTS: tl.constexpr, LENGTH: tl.constexpr):
+def weights(line, channel, k, OUTPUTS: tl.constexpr, LENGTH: tl.constexpr):
     """Numbers k of the kernels of each channel, (channels, depth)."""
     mask = (channel < OUTPUTS)[:, None] & (k < LENGTH)[None, :]
     return tl.load(line + (channel * LENGTH)[:, None] + k[None, :], mask=mask, other=0.0)
