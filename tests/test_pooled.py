@@ -279,6 +279,36 @@ def test_the_kernels_under_the_interpreter(tmp_path: Path) -> None:
         assert_close(outputs, expected_of(one), 1e-13 if case[-1] == "float64" else 1e-6, case)
 
 
+@needs_triton
+@pytest.mark.parametrize(
+    ("rows", "rows_of_x", "size", "channels", "shape"),
+    [(4, 1, (28, 28, 1), 20, (2048, 12, 12, 20)), (1, 1, (12, 12, 20), 50, (2048, 4, 4, 50)),
+     (4, 4, (12, 12, 20), 50, (2048, 4, 4, 50))],
+)  # fmt: skip
+def test_it_compiles_to_matrix_instructions_of_warp_groups(
+    rows: int, rows_of_x: int, size: Any, channels: int, shape: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # no device is needed to compile; the interpreter takes much that the compiler does not
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from jetplane.ad.rules import pooled_triton
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    kernel, tile = pooled_triton._pooled, pooled_triton.tile_of(channels)
+    x = torch.empty(rows_of_x, 2048, *size, device="meta")
+    w = torch.empty(rows, channels, 5, 5, size[-1], device="meta")
+    fixed = pooled_triton.constants(x, w, w[:, :, 0, 0, 0], [1, 1], [1, 1], shape, True, tile)
+    kinds = {name: "*u8" if n == 5 else "*fp32" if n < 6 else "i32" for n, name in enumerate(kernel.arg_names[:10])}
+    aligned = {(n,): [["tt.divisibility", 16]] for n in range(6)}
+    source = ASTSource(kernel, kinds | dict.fromkeys(fixed, "constexpr"), fixed, aligned)
+    options = {"num_warps": tile.warps, "num_stages": tile.stages}
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    assert "wgmma.mma_async" in made.asm["ptx"]
+    assert "mma.sync" not in made.asm["ptx"]
+
+
 @needs_cuda
 @needs_triton
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -6,10 +6,13 @@ any alias is seen by all of them. Rows mirror the storage's geometry; the rows o
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from . import _torch
 
 Geometry = tuple[tuple[int, ...], tuple[int, ...], int]
 
@@ -80,14 +83,15 @@ class Record:
         if self._anchor == flat:
             return
         size, stride, offset = self._anchor
+        order = _storage_order(size, stride) if offset == 0 and math.prod(size) == count else None
         for index, part in enumerate(self._parts):
             if part is None:
                 continue
-            if offset == 0 and _same_layout(part[0], stride) and part[0].numel() == count and _dense(part[0]):
-                self._parts[index] = part.as_strided((part.shape[0], count), (part.stride(0), 1), part.storage_offset())
-                continue
-            rows = part.new_zeros((part.shape[0], count))
-            rows.as_strided((part.shape[0], *size), (count, *stride), offset).copy_(part)
+            if order is not None:  # a copy only where the rows are laid out in another way
+                rows = part.permute(0, *(axis + 1 for axis in order)).reshape(part.shape[0], count)
+            else:
+                rows = part.new_zeros((part.shape[0], count))
+                rows.as_strided((part.shape[0], *size), (count, *stride), offset).copy_(part)
             self._parts[index] = rows
         self._anchor = flat
 
@@ -100,8 +104,20 @@ def _covers(tensor: Tensor) -> bool:
     return tensor.storage_offset() == 0 and tensor.numel() == _elements(tensor) and _dense(tensor)
 
 
-def _same_layout(row: Tensor, stride: tuple[int, ...]) -> bool:
-    return all(n == 1 or a == b for n, a, b in zip(row.shape, row.stride(), stride, strict=True))
+def _storage_order(size: tuple[int, ...], stride: tuple[int, ...]) -> list[int] | None:
+    """The axes as their elements lie in memory, the outermost first; None where there are gaps or overlaps.
+
+    Example:
+        >>> _storage_order((2, 3, 4), (12, 1, 3))
+        [0, 2, 1]
+    """
+    order = sorted(range(len(size)), key=lambda axis: (stride[axis], size[axis]), reverse=True)
+    expected = 1
+    for axis in reversed(order):
+        if size[axis] != 1 and stride[axis] != expected:
+            return None
+        expected *= size[axis]
+    return order
 
 
 def _dense(tensor: Tensor) -> bool:
@@ -111,6 +127,11 @@ def _dense(tensor: Tensor) -> bool:
 def _view(flat: Tensor, tensor: Tensor) -> Tensor:
     """The rows of ``tensor`` inside rows (R, elements) of its whole storage."""
     size, stride, offset = geometry(tensor)
+    if _torch.is_fake(type(flat)) and offset == 0 and math.prod(size) == flat.shape[1]:
+        order = _storage_order(size, stride)
+        if order is not None:  # a compiler sees through these views, and not through as_strided
+            back = sorted(range(len(order)), key=order.__getitem__)
+            return flat.reshape(flat.shape[0], *(size[axis] for axis in order)).permute(0, *(axis + 1 for axis in back))
     row, unit = flat.stride()  # the unit is 0 for expanded rows
     return flat.as_strided(
         (flat.shape[0], *size), (row, *(unit * s for s in stride)), flat.storage_offset() + offset * unit

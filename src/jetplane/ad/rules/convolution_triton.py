@@ -336,13 +336,13 @@ def _sums(
                     more = tl.dot(pair, value.T, sums[n], input_precision=PRECISION, out_dtype=KIND)
                     sums = _put(sums, n, more)
 
-    there = (place < positions)[:, None] & (channel < OUTPUTS)[None, :]
     if POOL:
-        at = (place // 4 * OUTPUTS)[:, None] + channel[None, :]
-        code = tl.load(codes + at, mask=there, other=0)
-        there = there & kept(code, place)
-    else:
-        at = (place * OUTPUTS)[:, None] + channel[None, :]
+        place = program // (len(GROUPS) * BLOCKS) * (POSITIONS // 4) + tl.arange(0, POSITIONS // 4)
+        positions = positions // 4
+    there = (place < positions)[:, None] & (channel < OUTPUTS)[None, :]
+    at = (place * OUTPUTS)[:, None] + channel[None, :]
+    if POOL:
+        code = tl.load(codes + at, mask=there, other=OFF).to(tl.int32)
     for n in tl.static_range(len(SUMS)):
         i = rows[SUMS[n][0]]
         j = rows[SUMS[n][1]]
@@ -351,7 +351,7 @@ def _sums(
             more = tl.load(bias + j * OUTPUTS + channel, mask=(channel < OUTPUTS) & (i == 0), other=0.0)
             total = total + more.to(KIND)[None, :]
         if POOL:
-            total = tl.where(code == OFF, 0.0, total)
+            total = kept(total, code)
         tl.store(out + _number(i, j, ROWS) * out_step + at, total.to(out.dtype.element_ty), mask=there)
 
 
@@ -368,10 +368,10 @@ def corners(window, number, SIZE: tl.constexpr, OUT: tl.constexpr, STRIDE: tl.co
 
 
 @triton.jit
-def kept(code, place):
-    """Which of the four positions of a window writes: the one that is kept, and the first where none is."""
-    number = (place % 4)[:, None]
-    return (code == number) | ((code == OFF) & (number == 0))
+def kept(total, code):
+    """Of the four positions of each window the one that its code names, or zero: (windows, channels)."""
+    four = tl.reshape(total, (code.shape[0], 4, code.shape[1]))
+    return tl.sum(tl.where(code[:, None, :] == tl.arange(0, 4)[None, :, None], four, 0.0), axis=1)
 
 
 @triton.jit

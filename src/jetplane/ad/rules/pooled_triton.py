@@ -19,6 +19,8 @@ Under Triton's interpreter (TRITON_INTERPRET=1) the kernel runs on a CPU, too.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -27,9 +29,22 @@ from torch import Tensor
 
 from .convolution_triton import OFF, corners, kept, numbers, weights
 
-__all__ = ["pooled_rows"]
+__all__ = ["Tile", "constants", "pooled_rows", "tile_of"]
 
-_POSITIONS = 128  # of the output of the convolution: four to a window
+
+@dataclass(frozen=True)
+class Tile:
+    """How a program works; what it computes does not depend on it."""
+
+    positions: int = 128  # of the output of the convolution: four to a window
+    depth: int = 32  # numbers of a window that are read at a time
+    warps: int = 8
+    stages: int = 3
+
+
+def tile_of(channels: int) -> Tile:
+    """The tile for so many channels of the output: the more of them, the more warps share the sums."""
+    return Tile() if _wide(channels) == 64 else Tile(warps=4)
 
 
 def pooled_rows(
@@ -40,6 +55,7 @@ def pooled_rows(
     dilation: Sequence[int],
     shape: tuple[int, int, int, int],  # (N, PH, PW, O), pooled
     tf32: bool,
+    tile: Tile | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Value (N, PH, PW, O), rows (T, N, PH, PW, O), the value among them, and codes. All tensors are contiguous."""
     rows = w.shape[0]
@@ -48,10 +64,9 @@ def pooled_rows(
     windows = shape[0] * shape[1] * shape[2]
     if not out.numel():
         return value, out, codes
-    rounds = tf32 and x.dtype == torch.float32
-    wide = min(64, max(16, triton.next_power_of_2(shape[3])))
-    length = w[0, 0].numel()
-    _pooled[triton.cdiv(4 * windows, _POSITIONS), triton.cdiv(shape[3], wide)](
+    tile = tile or tile_of(shape[3])
+    fixed = constants(x, w, bias, stride, dilation, shape, tf32, tile)
+    _pooled[triton.cdiv(4 * windows, tile.positions), triton.cdiv(shape[3], fixed["WIDE"])](
         x,
         w,
         w if bias is None else bias,
@@ -62,23 +77,45 @@ def pooled_rows(
         x[0].numel(),
         w[0].numel(),
         out[0].numel(),
-        TANGENTS=x.shape[0] > 1,
-        ROWS=rows,
-        SIZE=tuple(x.shape[2:]),
-        WINDOW=tuple(w.shape[2:4]),
-        OUT=tuple(shape[1:]),
-        STRIDE=tuple(stride),
-        DILATION=tuple(dilation),
-        BIAS=bias is not None,
-        ROUND=rounds,
-        PRECISION="tf32" if rounds else "ieee",
-        POSITIONS=_POSITIONS,
-        WIDE=wide,
-        DEPTH=32 if length > 16 else 16,
-        num_warps=8 if wide == 64 else 4,
-        num_stages=3,
+        **fixed,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
     )
     return value, out, codes
+
+
+def constants(
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    shape: tuple[int, int, int, int],
+    tf32: bool,
+    tile: Tile,
+) -> dict[str, Any]:
+    """What the kernel is compiled for."""
+    rounds = tf32 and x.dtype == torch.float32
+    return {
+        "TANGENTS": x.shape[0] > 1,
+        "ROWS": w.shape[0],
+        "SIZE": tuple(x.shape[2:]),
+        "WINDOW": tuple(w.shape[2:4]),
+        "OUT": tuple(shape[1:]),
+        "STRIDE": tuple(stride),
+        "DILATION": tuple(dilation),
+        "BIAS": bias is not None,
+        "ROUND": rounds,
+        "PRECISION": "tf32" if rounds else "ieee",
+        "POSITIONS": tile.positions,
+        "WIDE": _wide(shape[3]),
+        "DEPTH": tile.depth,
+    }
+
+
+def _wide(channels: int) -> int:
+    """Channels of one program."""
+    return min(64, max(16, triton.next_power_of_2(channels)))
 
 
 @triton.jit
@@ -114,8 +151,8 @@ def _pooled(
 
     channel = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
     place = tl.program_id(0) * POSITIONS + tl.arange(0, POSITIONS)
-    window = place // 4
-    corner = corners(tl.minimum(window, windows - 1), place % 4, SIZE, OUT, STRIDE)
+    corner = corners(tl.minimum(place // 4, windows - 1), place % 4, SIZE, OUT, STRIDE)
+    window = tl.program_id(0) * (POSITIONS // 4) + tl.arange(0, POSITIONS // 4)
     there = (window < windows)[:, None] & (channel < OUTPUTS)[None, :]
     at = (window * OUTPUTS)[:, None] + channel[None, :]
 
@@ -127,16 +164,12 @@ def _pooled(
     four = tl.reshape(total, (POSITIONS // 4, 4, WIDE))
     four = tl.where(four == four, four, float("inf"))  # what is no number is the largest one, as torch has it
     largest = tl.max(four, axis=1)
-    number = tl.arange(0, 4)[None, :, None]
-    first = tl.min(tl.where(four == largest[:, None, :], number, OFF), axis=1)
+    first = tl.min(tl.where(four == largest[:, None, :], tl.arange(0, 4)[None, :, None], OFF), axis=1)
     code = tl.where(largest > 0, first, OFF)
-    code = tl.reshape(tl.broadcast_to(code[:, None, :], (POSITIONS // 4, 4, WIDE)), (POSITIONS, WIDE))
-    lead = there & (place % 4 == 0)[:, None]
-    tl.store(codes + at, code.to(tl.uint8), mask=lead)
-    keep = there & kept(code, place)
-    total = tl.where(code == OFF, 0.0, total).to(out.dtype.element_ty)
-    tl.store(value + at, total, mask=keep)
-    tl.store(out + at, total, mask=keep)
+    tl.store(codes + at, code.to(tl.uint8), mask=there)
+    row = kept(total, code).to(out.dtype.element_ty)
+    tl.store(value + at, row, mask=there)
+    tl.store(out + at, row, mask=there)
 
     if ROWS > 1:
         x_line, w_line, bias_line, out_line = x, w, bias, out
@@ -164,8 +197,7 @@ def _pooled(
                 )
             if BIAS:
                 total = total + tl.load(bias_line + channel, mask=channel < OUTPUTS, other=0.0).to(KIND)[None, :]
-            total = tl.where(code == OFF, 0.0, total).to(out.dtype.element_ty)
-            tl.store(out_line + at, total, mask=keep)
+            tl.store(out_line + at, kept(total, code).to(out.dtype.element_ty), mask=there)
 
 
 @triton.jit
