@@ -205,5 +205,7 @@ def assemble(pairs: PairSet, parts: Sequence[tuple[Chunk, Jet]]) -> Jet:
 
 def lazily(directions: object) -> Directions | None:
     """``directions`` if they are lazy ones."""
+    if type(directions) in (dict, list, tuple):  # as nearly always; to ask for a protocol takes long
+        return None
     lazy = isinstance(directions, Directions) and not isinstance(directions, Tensor)
     return Checked(directions) if lazy else None  # type: ignore[arg-type]
