@@ -8,8 +8,9 @@ and pooling over windows of 2 x 2 keeps one number of four: that of the largest 
 is not positive. Only what is kept is written. Which one it is, is written too, as a code for the second rows: 0 to 3 is
 the place in the window, and OFF none.
 
-A program has a tile of windows, four positions each, and one block of channels. It finds the codes of its tile with the
-value, and then goes through the tangents.
+A program has 32 windows, four positions each, and one block of channels. It finds the codes of its windows with the
+value, and then goes through the tangents. Rows of the product are in such an order that with four warps a thread has
+all four positions of a window, and picks one of them without asking others: rows r, r + 8, r + 64 and r + 72.
 
 Under Triton's interpreter (TRITON_INTERPRET=1) the kernel runs on a CPU, too.
 """
@@ -27,24 +28,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .convolution_triton import OFF, corners, kept, numbers, weights
+from .convolution_triton import OFF, corners, numbers, weights
 
-__all__ = ["Tile", "constants", "pooled_rows", "tile_of"]
+__all__ = ["Tile", "constants", "pooled_rows"]
 
 
 @dataclass(frozen=True)
 class Tile:
     """How a program works; what it computes does not depend on it."""
 
-    positions: int = 128  # of the output of the convolution: four to a window
     depth: int = 32  # numbers of a window that are read at a time
-    warps: int = 8
+    warps: int = 4
     stages: int = 3
 
 
-def tile_of(channels: int) -> Tile:
-    """The tile for so many channels of the output: the more of them, the more warps share the sums."""
-    return Tile() if _wide(channels) == 64 else Tile(warps=4)
+_TILE = Tile()
+_WINDOWS = 32  # of a program
 
 
 def pooled_rows(
@@ -55,7 +54,7 @@ def pooled_rows(
     dilation: Sequence[int],
     shape: tuple[int, int, int, int],  # (N, PH, PW, O), pooled
     tf32: bool,
-    tile: Tile | None = None,
+    tile: Tile = _TILE,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Value (N, PH, PW, O), rows (T, N, PH, PW, O), the value among them, and codes. All tensors are contiguous."""
     rows = w.shape[0]
@@ -64,9 +63,8 @@ def pooled_rows(
     windows = shape[0] * shape[1] * shape[2]
     if not out.numel():
         return value, out, codes
-    tile = tile or tile_of(shape[3])
     fixed = constants(x, w, bias, stride, dilation, shape, tf32, tile)
-    _pooled[triton.cdiv(4 * windows, tile.positions), triton.cdiv(shape[3], fixed["WIDE"])](
+    _pooled[triton.cdiv(windows, _WINDOWS), triton.cdiv(shape[3], fixed["WIDE"])](
         x,
         w,
         w if bias is None else bias,
@@ -107,7 +105,6 @@ def constants(
         "BIAS": bias is not None,
         "ROUND": rounds,
         "PRECISION": "tf32" if rounds else "ieee",
-        "POSITIONS": tile.positions,
         "WIDE": _wide(shape[3]),
         "DEPTH": tile.depth,
     }
@@ -140,7 +137,6 @@ def _pooled(
     BIAS: tl.constexpr,
     ROUND: tl.constexpr,
     PRECISION: tl.constexpr,
-    POSITIONS: tl.constexpr,
     WIDE: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
@@ -150,24 +146,26 @@ def _pooled(
     KIND: tl.constexpr = tl.float64 if out.dtype.element_ty == tl.float64 else tl.float32
 
     channel = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
-    place = tl.program_id(0) * POSITIONS + tl.arange(0, POSITIONS)
-    corner = corners(tl.minimum(place // 4, windows - 1), place % 4, SIZE, OUT, STRIDE)
-    window = tl.program_id(0) * (POSITIONS // 4) + tl.arange(0, POSITIONS // 4)
+    place = tl.arange(0, 128)
+    window = tl.program_id(0) * 32 + place // 16 % 4 * 8 + place % 8
+    corner = corners(tl.minimum(window, windows - 1), place // 64 * 2 + place // 8 % 2, SIZE, OUT, STRIDE)
+    window = tl.program_id(0) * 32 + tl.arange(0, 32)
     there = (window < windows)[:, None] & (channel < OUTPUTS)[None, :]
     at = (window * OUTPUTS)[:, None] + channel[None, :]
 
-    total = tl.zeros((POSITIONS, WIDE), KIND)
+    total = tl.zeros((128, WIDE), KIND)
     total = _added(total, x, w, corner, channel, SIZE, WINDOW, DILATION, OUTPUTS, ROUND, PRECISION, DEPTH)
     if BIAS:
         total = total + tl.load(bias + channel, mask=channel < OUTPUTS, other=0.0).to(KIND)[None, :]
 
-    four = tl.reshape(total, (POSITIONS // 4, 4, WIDE))
+    four = tl.reshape(total, (2, 4, 2, 8, WIDE))
     four = tl.where(four == four, four, float("inf"))  # what is no number is the largest one, as torch has it
-    largest = tl.max(four, axis=1)
-    first = tl.min(tl.where(four == largest[:, None, :], tl.arange(0, 4)[None, :, None], OFF), axis=1)
-    code = tl.where(largest > 0, first, OFF)
-    tl.store(codes + at, code.to(tl.uint8), mask=there)
-    row = kept(total, code).to(out.dtype.element_ty)
+    largest = tl.max(tl.max(four, axis=2), axis=0)
+    number = tl.where(four == largest[None, :, None, :, :], _numbers(), OFF)
+    first = tl.min(tl.min(number, axis=2), axis=0)
+    code = tl.where(largest > 0, first, OFF)  # (4, 8, channels)
+    tl.store(codes + at, tl.reshape(code, (32, WIDE)).to(tl.uint8), mask=there)
+    row = _kept(total, code).to(out.dtype.element_ty)
     tl.store(value + at, row, mask=there)
     tl.store(out + at, row, mask=there)
 
@@ -183,7 +181,7 @@ def _pooled(
                 bias_line + OUTPUTS,
                 out_line + out_step,
             )
-            total = tl.zeros((POSITIONS, WIDE), KIND)
+            total = tl.zeros((128, WIDE), KIND)
             if LENGTH <= DEPTH:
                 kernel = weights(w_line, channel, k, OUTPUTS, LENGTH)
                 total = tl.dot(part, kernel.T, total, input_precision=PRECISION, out_dtype=KIND)
@@ -197,7 +195,21 @@ def _pooled(
                 )
             if BIAS:
                 total = total + tl.load(bias_line + channel, mask=channel < OUTPUTS, other=0.0).to(KIND)[None, :]
-            tl.store(out_line + at, kept(total, code).to(out.dtype.element_ty), mask=there)
+            tl.store(out_line + at, _kept(total, code).to(out.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def _numbers():
+    """The place in its window of each row of a product that is taken apart into (2, 4, 2, 8, channels)."""
+    return tl.arange(0, 2)[:, None, None, None, None] * 2 + tl.arange(0, 2)[None, None, :, None, None]
+
+
+@triton.jit
+def _kept(total, code):
+    """Of the four positions of each window the one that its code names, or zero: (windows, channels)."""
+    four = tl.reshape(total, (2, 4, 2, 8, code.shape[2]))
+    four = tl.where(code[None, :, None, :, :] == _numbers(), four, 0.0)
+    return tl.reshape(tl.sum(tl.sum(four, axis=2), axis=0), (32, code.shape[2]))
 
 
 @triton.jit
