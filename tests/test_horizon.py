@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import jetplane as jp
 from jetplane.optim import HorizonAdam
+from jetplane.optim.forgetting import Forgetting
 from jetplane.optim.path import Path
 from jetplane.solvers import Status
 
@@ -176,6 +177,7 @@ def test_a_run_that_is_resumed_is_the_run_that_was_not() -> None:
         second.step(losses_of(rest), x, y)
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), rest.parameters(), strict=True))
     assert float(second.report.rate) == float(opt.report.rate)
+    assert second.state_dict()["path"] == opt.state_dict()["path"]  # also the slopes, by which weights are forgotten
 
 
 def test_groups_and_schedulers() -> None:
@@ -209,6 +211,7 @@ def test_parameters_that_do_not_move_stay() -> None:
         ({"betas": (0.9, -0.1)}, "betas[1] is -0.1; expected a number from 0, below 1."),
         ({"every": 0}, "every is 0; expected a positive whole number of steps."),
         ({"every": 1.5}, "every is 1.5; expected a positive whole number of steps."),
+        ({"forget": -1.0}, "forget is -1.0; expected a finite number from 0."),
         ({"power": -1.0}, "power is -1.0; expected a finite number from 0."),
         ({"samples": 0}, "samples is 0; expected a positive whole number."),
     ],
@@ -226,14 +229,86 @@ def test_bad_calls() -> None:
         opt.step()
     with pytest.raises(ValueError, match=r"^the state has no 'path'; expected one that HorizonAdam\.state_dict gave\."):
         opt.load_state_dict({"state": {}, "param_groups": []})
-    state = opt.state_dict()
-    del state["path"]["lead"]
-    with pytest.raises(
-        ValueError, match=r"^the state's path has no 'lead'; expected one that HorizonAdam\.state_dict gave\."
-    ):
-        opt.load_state_dict(state)
+    for name in ("lead", "slopes"):
+        state = opt.state_dict()
+        del state["path"][name]
+        message = rf"^the state's path has no '{name}'; expected one that HorizonAdam\.state_dict gave\."
+        with pytest.raises(ValueError, match=message):
+            opt.load_state_dict(state)
     with pytest.raises(ValueError, match=r"^no parameter requires grad; expected at least one that can move\."):
         HorizonAdam([torch.zeros(1)])
+
+
+# -- forgetting -----------------------------------------------------------------------------------------------------
+
+
+def _forgetting(slopes: list[float], horizon: float = 20.0) -> Forgetting:
+    """That of a weight of length 1, in front of which stands a bias, after these slopes along it."""
+    leaves = [torch.zeros(3), torch.ones(1, 1)]
+    made = Forgetting(leaves)
+    for slope in slopes:
+        made.see(
+            leaves, [torch.ones(3), torch.full((1, 1), slope)], torch.tensor(horizon, dtype=F64), torch.tensor(True)
+        )
+    return made
+
+
+def _share(made: Forgetting, lead: float = -0.5, left: float = 1.0) -> float:
+    (share,) = made.shares(*(torch.tensor(number, dtype=F64) for number in (lead, left, 20.0))).values()
+    return float(share)
+
+
+def test_weights_are_forgotten_as_far_as_the_path_is_noise_and_the_loss_is_left() -> None:
+    made = _forgetting([1.0, -1.0] * 40)
+    assert list(made.shares(*torch.tensor([-0.5, 1.0, 20.0], dtype=F64))) == [1]  # the bias stays
+    full = _share(made)
+    assert 0.8 / 20 < full <= 1 / 20
+    assert _share(made, lead=-0.25) == pytest.approx(full / 2)
+    assert _share(made, left=0.5) == pytest.approx(full / 4)
+    assert _share(made, lead=-3.0) == _share(made, left=7.0) == full
+    assert _share(made, lead=0.3) == _share(made, left=-1.0) == 0
+    assert _share(made, lead=math.nan) == _share(made, left=math.nan) == 0
+
+
+def test_a_weight_that_the_loss_wants_longer_is_kept() -> None:
+    assert _share(_forgetting([-1.0] * 40)) == 0
+    assert _share(_forgetting([1.0] * 40)) == _share(_forgetting([0.0] * 40)) == 1 / 20
+    assert 0 < _share(_forgetting([-2.0, 1.0] * 40)) < 1 / 20  # not sure of it
+
+
+def test_noise_does_not_lengthen_weights_in_front_of_a_norm() -> None:
+    """Labels that cannot be known: all that moves is noise, and the loss stays."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = []
+    for forget in (0.0, 1.0):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 16, bias=False), nn.LayerNorm(16), nn.Tanh(), nn.Linear(16, 2))
+        opt = HorizonAdam(model.parameters(), 2, forget=forget)
+        for _ in range(120):
+            x, y = torch.randn(16, 8, generator=generator), torch.randint(2, (16,), generator=generator)
+            opt.step(losses_of(model), x, y)
+        lengths.append(float(model[0].weight.detach().norm()))
+    assert lengths[1] < 0.8 * lengths[0]
+
+
+@pytest.mark.parametrize(("offset", "forgets"), [(0.0, True), (-100.0, False)])
+def test_a_loss_that_starts_below_zero_forgets_nothing(offset: float, forgets: bool) -> None:
+    """There is no saying how much of it is left."""
+    moved = []
+    for forget in (0.0, 1.0):
+        model, (x, y) = net(), data()
+        opt = HorizonAdam(model.parameters(), 2, forget=forget)
+
+        def shifted(x: Tensor, y: Tensor, model: nn.Module = model) -> Tensor:
+            return losses_of(model)(x, y) + offset
+
+        opt.step(shifted, x, y)
+        state = opt.state_dict()
+        state["path"]["trend"] = -0.5  # as if its path had been noise
+        opt.load_state_dict(state)
+        opt.step(shifted, x, y)
+        moved.append(torch.cat([leaf.detach().flatten() for leaf in model.parameters()]))
+    assert torch.equal(*moved) is not forgets
 
 
 # -- copies ---------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 import jetplane as jp
 from jetplane.ad import _torch
 from jetplane.curvature import ExactHessian, GaussNewton
-from jetplane.directions import Gaussian, Mixed, Orthonormal, PreviousStep
+from jetplane.directions import Gaussian, Mixed, Momentum, Orthonormal, PreviousStep
 from jetplane.experiments.data import load
 from jetplane.optim import Acceptance, FoMoHKD, GaussNewtonSearch, HyperplaneSearch
 from jetplane.optim import compiled as compiled_steps
@@ -220,6 +220,17 @@ def test_noise_damps(k: int, seed: int, size: float) -> None:
     assert float(step.coefficients @ metric @ step.coefficients) < float(without @ metric @ without)
 
 
+@pytest.mark.parametrize("noise", [False, True])
+def test_relaxation_goes_a_part_of_the_way(noise: bool) -> None:
+    model = random(5, 0, noise=noise)
+    whole, part = LevenbergMarquardt()(model), LevenbergMarquardt(relaxation=0.25)(model)
+    torch.testing.assert_close(part.coefficients, whole.coefficients / 4, rtol=1e-12, atol=0.0)
+    c = part.coefficients
+    torch.testing.assert_close(part.predicted, -(model.slope @ c + c @ model.curvature @ c / 2))
+    traced = LevenbergMarquardt(relaxation=0.25).traced(model, torch.tensor(1.0, dtype=F64))
+    torch.testing.assert_close(traced.coefficients, c, rtol=1e-12, atol=0.0)
+
+
 def test_without_noise_nothing_is_shrunk() -> None:
     model = random(5, 0)
     nothing = quadratic(model.slope, model.curvature, torch.zeros(5, 5, dtype=F64))
@@ -260,7 +271,7 @@ def test_losses_of_the_samples_make_the_noise() -> None:
     steps = []
     for reduction in ("mean", "none"):
         twin = copy.deepcopy(model)
-        optimizer = GaussNewtonSearch(twin.parameters(), k=6)
+        optimizer = GaussNewtonSearch(twin.parameters(), k=6, solver=LevenbergMarquardt())
         optimizer.step(lambda x, y: F.cross_entropy(twin(x), y, reduction=reduction), x, y)  # noqa: B023
         steps.append(optimizer.report)
     torch.testing.assert_close(steps[0].loss, steps[1].loss)
@@ -518,13 +529,34 @@ def test_through_the_compiler() -> None:
 
 def test_the_named_search_only_composes() -> None:
     model = network()
-    optimizer = GaussNewtonSearch(model.parameters(), k=8)
-    assert optimizer.directions == Mixed([PreviousStep(), Gaussian(7)])
-    assert optimizer.curvature == GaussNewton() and optimizer.solver == LevenbergMarquardt()
+    optimizer = GaussNewtonSearch(model.parameters(), k=10)
+    assert optimizer.directions == Mixed([Momentum([0.0, 0.9, 0.99, 0.997]), Gaussian(6)])
+    assert optimizer.curvature == GaussNewton()
+    assert optimizer.solver == LevenbergMarquardt(0.1, 0.1, shrink=False, relaxation=0.5)
     assert optimizer.accept == Acceptance() and optimizer.param_groups[0]["lr"] == 1.0
     assert GaussNewtonSearch(model.parameters(), accept=None).accept is None
     named = FoMoHKD(model.parameters(), directions=[PreviousStep(), Gaussian(2)], curvature="ggn")
     assert named.curvature == GaussNewton() and named.directions == Mixed([PreviousStep(), Gaussian(2)])
+
+
+@pytest.mark.parametrize(("k", "relaxation"), [(1, 1.0), (2, 1.0), (8, 0.625), (32, 5 / 32), (64, 0.15), (108, 1.0)])
+def test_the_more_directions_the_shorter_the_step_unless_they_span_the_space(k: int, relaxation: float) -> None:
+    leaf = torch.zeros(108, requires_grad=True)
+    solver = GaussNewtonSearch([leaf], k=k).solver
+    assert isinstance(solver, LevenbergMarquardt) and solver.relaxation == relaxation
+
+
+@pytest.mark.parametrize("k", [0, -3])
+def test_a_search_needs_directions(k: int) -> None:
+    with pytest.raises(ValueError, match=f"^k is {k}; expected at least one direction.$"):
+        GaussNewtonSearch([torch.zeros(9, requires_grad=True)], k=k)
+
+
+@pytest.mark.parametrize(("k", "horizons"), [(2, (0.0,)), (3, (0.0,)), (4, (0.0, 0.9)), (8, (0.0, 0.9, 0.99, 0.997))])
+def test_at_most_half_of_the_directions_remember(k: int, horizons: tuple[float, ...]) -> None:
+    optimizer = GaussNewtonSearch([torch.zeros(100, requires_grad=True)], k=k)
+    assert optimizer.directions == Mixed([Momentum(horizons), Gaussian(k - len(horizons))])
+    assert GaussNewtonSearch([torch.zeros(100, requires_grad=True)], k=1).directions == Gaussian(1)
 
 
 @pytest.mark.parametrize(
@@ -554,6 +586,8 @@ def test_as_many_directions_as_there_is_room_for(params: Callable[[], Any], coun
         (lambda: LevenbergMarquardt(up=0.5), "up is 0.5; expected a finite number from 1."),
         (lambda: LevenbergMarquardt(down=math.inf), "down is inf; expected a finite number from 1."),
         (lambda: LevenbergMarquardt(least=0.0), "least is 0.0; expected a number above 0 and at most 1."),
+        (lambda: LevenbergMarquardt(relaxation=0.0), "relaxation is 0.0; expected a number above 0 and at most 1."),
+        (lambda: LevenbergMarquardt(relaxation=1.5), "relaxation is 1.5; expected a number above 0 and at most 1."),
         (
             lambda: FoMoHKD([torch.zeros(3, requires_grad=True)], solver=Damped(), compile=True),
             "the solver Damped asks the host; expected one with a method traced with compile=True.",

@@ -156,7 +156,7 @@ _QUICK = Preset(
 
 def _beyond() -> Iterator[Preset]:
     cnn = Config("cnn", "adam", batch_size=2048, epochs=120, hold_out=5000)
-    search = {"method": "gauss-newton", "k": 32, "lr": 1.0}
+    search = {"method": "gauss-newton", "k": 32, "lr": 1.0, "schedule": "cosine", "epochs": 112}
     rows: list[tuple[str, str, dict[str, Any]]] = [
         (
             "forward-cnn",
@@ -168,7 +168,7 @@ def _beyond() -> Iterator[Preset]:
         (
             "search-lr",
             "Gauss-Newton search",
-            {"model": "logistic-regression", **search, "schedule": "cosine", "epochs": 400},
+            {"model": "logistic-regression", **search, "k": 128, "weight_decay": 1e-3, "epochs": 300},
         ),
         ("adam-cnn", "Backpropagation, Adam", {"lr": 1e-3, "average": 8.0}),
     ]

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..gradients import ForwardGradient
 from ..solvers import Status
+from .forgetting import Forgetting
 from .path import Along, Path
 
 __all__ = ["HorizonAdam", "HorizonReport"]
@@ -22,9 +23,12 @@ _SHORTEST = 20.0  # steps: horizon at the start
 _SHARE = 0.25  # of all steps: horizon later on
 _CAUTIOUS = 1e-2  # of the step that is best on the first batch, which is far too long for a noisy direction
 _THROWN = 0.1  # of the first loss: so much above the loss at the trailing mean is no noise
-_COUNT, _RATE, _LEAD, _FIRST = range(4)
-_PATH = ("count", "rate", "lead", "first")
-_OWN = ("every", "power", "betas", "eps", "estimate", "_leaves", "_path", "_calls", "_numbers", "_evaluating")
+_COUNT, _RATE, _LEAD, _FIRST, _TREND = range(5)
+_PATH = ("count", "rate", "lead", "first", "trend")
+_OWN = (
+    *("every", "power", "betas", "eps", "forget", "estimate"),
+    *("_leaves", "_path", "_forgetting", "_calls", "_numbers", "_evaluating"),
+)
 
 
 class HorizonReport(NamedTuple):
@@ -62,10 +66,12 @@ class HorizonAdam(torch.optim.Optimizer):
     ``eval()`` puts the average of the parameters, in which late steps weigh most, into the model, and ``train()`` the
     parameters back: the average does what a decaying rate would. :meth:`averaged` is the same as a context.
 
-    ``lr`` multiplies the rate (for schedulers), ``every`` is the number of steps between two measurements, and
-    ``weight_decay`` is decoupled. Noise makes parameters longer, and the longer those in front of a norm are, the less
-    a step turns them: transformers want a decay, such as 0.5, or stay on their first plateau. A step whose loss or
-    gradient is not finite leaves everything as it is.
+    Noise makes weights longer, and the longer those in front of a norm are, the less a step turns them. So weights are
+    pulled to zero as far as the path is noise (lead -1/2), the loss has not fallen yet and does not want them longer:
+    :class:`~jetplane.optim.forgetting.Forgetting`. ``forget`` multiplies that pull; 0 turns it off.
+
+    ``lr`` multiplies the rate and the pull (for schedulers), ``every`` is the number of steps between two measurements,
+    and ``weight_decay`` is decoupled. A step whose loss or gradient is not finite leaves everything as it is.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
@@ -90,6 +96,7 @@ class HorizonAdam(torch.optim.Optimizer):
         weight_decay: float = 0.0,
         every: int = 4,
         power: float = 8.0,
+        forget: float = 1.0,
         seed: int = 0,
         capturable: bool = False,
         **options: Any,
@@ -101,21 +108,23 @@ class HorizonAdam(torch.optim.Optimizer):
             ("eps", eps, 0.0, math.inf),
             ("weight_decay", weight_decay, 0.0, math.inf),
             ("power", power, 0.0, math.inf),
+            ("forget", forget, 0.0, math.inf),
         ):
             if not low <= value < high:
                 expected = f"a number from {low:g}, below {high:g}" if math.isfinite(high) else "a finite number from 0"
                 raise ValueError(f"{name} is {value!r}; expected {expected}.")
         if not isinstance(every, int) or isinstance(every, bool) or every < 1:
             raise ValueError(f"every is {every!r}; expected a positive whole number of steps.")
-        self.every, self.power, self.betas, self.eps = every, power, betas, eps
+        self.every, self.power, self.betas, self.eps, self.forget = every, power, betas, eps, forget
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
         self._leaves = [leaf for group in self.param_groups for leaf in group["params"] if leaf.requires_grad]
         if not self._leaves:
             raise ValueError("no parameter requires grad; expected at least one that can move.")
         self.estimate = ForwardGradient(self._leaves, samples, seed=seed, capturable=capturable, **options)
         self._path = Path(self._leaves)
+        self._forgetting = Forgetting(self._leaves)
         self._calls = 0
-        self._numbers = torch.zeros(4, dtype=torch.float64, device=self._leaves[0].device)
+        self._numbers = torch.zeros(len(_PATH), dtype=torch.float64, device=self._leaves[0].device)
         self._report: HorizonReport | None = None
         self._evaluating = False
         for leaf in self._leaves:
@@ -174,15 +183,17 @@ class HorizonAdam(torch.optim.Optimizer):
         grads = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in self._leaves]
         taken = torch.isfinite(loss) & torch.stack([torch.isfinite(grad).all() for grad in grads]).all()
         self._numbers[_COUNT] += taken
+        if self.forget:
+            self._forgetting.see(self._leaves, grads, self._horizon(), taken)
         directions = self._directions(grads, taken)
         if self._calls == 0:
             self._numbers[_RATE] = self._first_rate(losses, directions, capturing)
             self._numbers[_FIRST] = loss
         elif seen is not None:
             self._follow(seen)
-        self._move(directions, taken)
+        self._move(directions, loss, taken)
         self._calls += 1
-        _, rate, led, _ = self._numbers.unbind()
+        _, rate, led, *_ = self._numbers.unbind()
         self._report = HorizonReport(loss, rate.clone(), led.clone(), taken, aux)
         return loss
 
@@ -212,7 +223,8 @@ class HorizonAdam(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """torch's, with the numbers of the path and the state of the estimate."""
         numbers = dict(zip(_PATH, self._numbers.tolist(), strict=True))
-        path = {"calls": self._calls, "evaluating": self._evaluating, **numbers}
+        slopes = self._forgetting.slopes.tolist()
+        path = {"calls": self._calls, "evaluating": self._evaluating, "slopes": slopes, **numbers}
         return {**super().state_dict(), "path": path, "estimate": self.estimate.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -222,11 +234,12 @@ class HorizonAdam(torch.optim.Optimizer):
             raise ValueError(f"the state has no {missing[0]!r}; expected one that HorizonAdam.state_dict gave.")
         super().load_state_dict({name: state_dict[name] for name in ("state", "param_groups")})
         path = state_dict["path"]
-        missing = [name for name in ("calls", "evaluating", *_PATH) if name not in path]
+        missing = [name for name in ("calls", "evaluating", "slopes", *_PATH) if name not in path]
         if missing:
             raise ValueError(f"the state's path has no {missing[0]!r}; expected one that HorizonAdam.state_dict gave.")
         self._calls, self._evaluating = path["calls"], path["evaluating"]
         self._numbers.copy_(torch.tensor([path[name] for name in _PATH], dtype=torch.float64, device="cpu"))
+        self._forgetting.slopes.copy_(torch.tensor(path["slopes"], dtype=torch.float64, device="cpu"))
         self.estimate.load_state_dict(state_dict["estimate"])
 
     def __getstate__(self) -> dict[str, Any]:
@@ -263,6 +276,9 @@ class HorizonAdam(torch.optim.Optimizer):
         thrown = seen.rise > _THROWN * self._numbers[_FIRST].abs()
         self._numbers[_RATE] *= torch.where(thrown, 0.5, torch.exp(_GAIN * self.every / horizon * urge))
         self._numbers[_LEAD] = lead
+        # of one batch it is noisy, so weights are forgotten by its mean over the horizon, in which no batch weighs much
+        step = (self.every / horizon).clamp_max(1) * (lead.clamp(-0.5, 0.5) - self._numbers[_TREND])
+        self._numbers[_TREND] += torch.where(torch.isfinite(lead), step, 0.0)
 
     def _first_rate(self, losses: Callable[[], Tensor], directions: list[Tensor], capturing: bool) -> Tensor:
         best = self._path.along(losses, directions, capturing=capturing).best
@@ -270,9 +286,23 @@ class HorizonAdam(torch.optim.Optimizer):
         # where the batch has no best step along this direction: one that changes the parameters by little
         return torch.where(torch.isfinite(best) & (best > 0), _CAUTIOUS * best, 1e-4 * size + 1e-8)
 
-    def _move(self, directions: list[Tensor], taken: Tensor) -> None:
+    def _horizon(self) -> Tensor:
+        """In steps; there are not more than were taken, and the start."""
+        count = self._numbers[_COUNT]
+        return torch.minimum(torch.clamp_min(_SHARE * count, _SHORTEST), count + 1)
+
+    def _shares(self, loss: Tensor) -> dict[Tensor, Tensor]:
+        """By weight, the share of it that is forgotten in this step."""
+        if not self.forget:
+            return {}
+        *_, first, trend = self._numbers
+        left = torch.where(first > 0, loss / first, 0.0)
+        shares = self._forgetting.shares(trend, left, self._horizon())
+        return {self._leaves[position]: self.forget * share for position, share in shares.items()}
+
+    def _move(self, directions: list[Tensor], loss: Tensor, taken: Tensor) -> None:
         count, rate, *_ = self._numbers
-        horizon = torch.minimum(torch.clamp_min(_SHARE * count, _SHORTEST), count + 1)
+        horizon, shares = self._horizon(), self._shares(loss)
         weight = self.power / (count + self.power) if self.power else torch.ones_like(count)
         moves = dict(zip(self._leaves, directions, strict=True))
         for group in self.param_groups:
@@ -281,7 +311,10 @@ class HorizonAdam(torch.optim.Optimizer):
                 if leaf not in moves:
                     continue
                 state = self.state[leaf]
-                moved = leaf * (1 - length * group["weight_decay"]).to(leaf) + length.to(leaf) * moves[leaf]
+                kept = 1 - length * group["weight_decay"]
+                if leaf in shares:
+                    kept = kept * (1 - group["lr"] * shares[leaf]).clamp_min(0)
+                moved = leaf * kept.to(leaf) + length.to(leaf) * moves[leaf]
                 leaf.copy_(torch.where(taken, moved, leaf))
                 for name, share in (("trail", 1 / horizon), ("average", weight)):
                     mean = state[name]

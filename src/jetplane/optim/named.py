@@ -8,15 +8,18 @@ from typing import Any, TypedDict, Unpack
 from torch import Tensor
 
 from ..curvature import Curvature, ExactHessian, GaussNewton, NoCurvature
-from ..directions import Coordinate, Family, Gaussian, Gradient, Mixed, PreviousStep
+from ..directions import Coordinate, Family, Gaussian, Gradient, Mixed, Momentum
 from ..solvers import AbsoluteCurvature, JitteredInverse, LevenbergMarquardt, NegativeSlope, Solver
 from .acceptance import Acceptance
 from .hyperplane import HyperplaneSearch, Moving
 
 __all__ = ["FGD", "FoMoH", "FoMoHBP", "FoMoHKD", "GaussNewtonSearch", "Newton", "Options"]
 
-_ABSOLUTE, _INVERSE, _MARQUARDT = AbsoluteCurvature(), JitteredInverse(), LevenbergMarquardt()
+_ABSOLUTE, _INVERSE = AbsoluteCurvature(), JitteredInverse()
 _HESSIAN, _UNRAISED = ExactHessian(), Acceptance()
+
+_HORIZONS = (0.0, 0.9, 0.99, 0.997)  # of the steps that a search remembers; 0 is the last one
+_DAMPING = 0.1
 
 
 class Options(TypedDict, total=False):
@@ -127,11 +130,13 @@ class FoMoHKD(HyperplaneSearch):
 
 
 class GaussNewtonSearch(HyperplaneSearch):
-    """The Gauss-Newton step in the plane of the last step and K - 1 normal directions, with nothing to tune.
+    """Gauss-Newton steps in the plane of past steps, averaged over some horizons, and normal directions.
 
-    Damping follows how well the model predicts, and a step that would raise the loss of its batch is not taken. A
-    closure that returns one loss for each sample (B,) tells signal from noise, too, and steps are shrunk by that. ``k``
-    is 32 by default, or as many as the parameters have entries.
+    There is nothing to tune: damping follows how well the model predicts, and a step that would raise the loss of its
+    batch is not taken. Only a part of the way to the plane's minimum is gone (``LevenbergMarquardt.relaxation``): 0.15
+    from 32 directions on, more with fewer, and all of it where they span the space. ``lr`` is a factor on top, for
+    schedulers. ``k`` is 32 by default, or as many as the parameters have entries; up to four of them, and not more than
+    half, remember.
 
     Example:
         >>> model, x = torch.nn.Linear(3, 2), torch.randn(8, 3)
@@ -148,15 +153,28 @@ class GaussNewtonSearch(HyperplaneSearch):
         lr: float | Tensor = 1.0,
         k: int | None = None,
         *,
-        solver: Solver = _MARQUARDT,
+        solver: Solver | None = None,
         **options: Unpack[Options],
     ) -> None:
         groups = [_lasting(one) for one in params]
+        entries = sum(map(_entries, groups))
         if k is None:
-            k = max(1, min(32, sum(map(_entries, groups))))
-        directions = Mixed([PreviousStep(), Gaussian(k - 1)]) if k > 1 else Gaussian(k)
+            k = max(1, min(32, entries))
+        directions: Family = Gaussian(k)  # checks k
+        if horizons := _HORIZONS[: k // 2]:
+            directions = Mixed([Momentum(horizons), Gaussian(k - len(horizons))])
+        if solver is None:
+            solver = LevenbergMarquardt(_DAMPING, _DAMPING, shrink=False, relaxation=_relaxation(k, entries))
         options.setdefault("accept", _UNRAISED)
         super().__init__(groups, lr, directions, GaussNewton(), solver, **options)
+
+
+def _relaxation(k: int, entries: int) -> float:
+    """How much of the way to the minimum of a plane is gone, where there are many more planes to come.
+
+    A plane of few directions leaves little that a greedy step could spoil, and one that is the whole space nothing.
+    """
+    return 1.0 if k >= entries else max(0.15, min(1.0, 5 / k))
 
 
 def _lasting(one: Any) -> Any:

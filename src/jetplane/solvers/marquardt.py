@@ -16,7 +16,7 @@ from .base import Plain, Status, Step, agreement, followed, require_positive, so
 
 @dataclass(frozen=True)
 class LevenbergMarquardt:
-    r"""c = -(H + damping D)^-1 g with D = diag(abs(H_kk)), Marquardt's scaling.
+    r"""c = -relaxation (H + damping D)^-1 g with D = diag(abs(H_kk)), Marquardt's scaling.
 
     Each direction is damped by its own curvature, so that the step does not depend on the directions' lengths. Damping
     1 halves the step along a direction that is conjugate to all others. Where H is indefinite the damping is raised for
@@ -36,6 +36,10 @@ class LevenbergMarquardt:
     slope's square by the noise, in the metric of the damped curvature, per degree of freedom; at least ``least`` of
     it, so that the step never vanishes.
 
+    ``relaxation`` below 1 goes that part of the way. The best step in one plane is greedy: it fits its batch, along
+    the steep directions above all, at the cost of the planes to come. Little damping and a short step reach as far
+    along flat directions as much damping does, and less far along steep ones.
+
     Example:
         >>> model = Quadratic(torch.tensor(0.0), torch.tensor([6.0, 0.0]), torch.diag(torch.tensor([2.0, 0.0])))
         >>> LevenbergMarquardt(damping=0.5)(model).coefficients  # a direction that is zero gets zero
@@ -48,6 +52,7 @@ class LevenbergMarquardt:
     down: float = 3.0
     shrink: bool = True
     least: float = 0.1
+    relaxation: float = 1.0
     descends: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -55,8 +60,9 @@ class LevenbergMarquardt:
         for name, value in (("up", self.up), ("down", self.down)):
             if not (math.isfinite(value) and value >= 1):
                 raise ValueError(f"{name} is {value}; expected a finite number from 1.")
-        if not 0 < self.least <= 1:
-            raise ValueError(f"least is {self.least}; expected a number above 0 and at most 1.")
+        for name, value in (("least", self.least), ("relaxation", self.relaxation)):
+            if not 0 < value <= 1:
+                raise ValueError(f"{name} is {value}; expected a number above 0 and at most 1.")
 
     @property
     def state(self) -> float:
@@ -90,7 +96,7 @@ class LevenbergMarquardt:
         found = damped.solve(scaled.slope)
         if self.shrink and scaled.noise is not None:
             found = _shrunk(scaled, damped, self.least)
-        return -found * units
+        return -self.relaxation * found * units
 
 
 class _Damped(NamedTuple):
