@@ -156,7 +156,7 @@ _QUICK = Preset(
 
 def _beyond() -> Iterator[Preset]:
     cnn = Config("cnn", "adam", batch_size=2048, epochs=120, hold_out=5000)
-    search = {"method": "gauss-newton", "k": 32, "lr": 1.0, "schedule": "cosine", "epochs": 112}
+    search = {"method": "gauss-newton", "k": 64, "lr": 1.0, "schedule": "cosine", "epochs": 57}
     rows: list[tuple[str, str, dict[str, Any]]] = [
         (
             "forward-cnn",
