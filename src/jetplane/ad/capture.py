@@ -224,11 +224,13 @@ class Compiled:
 
 
 def compiled(
-    function: Callable[[list[Tensor]], list[Tensor]], inputs: Sequence[Tensor], *, check: bool = True
+    function: Callable[[list[Tensor]], list[Tensor]],
+    inputs: Sequence[Tensor],
+    reference: Callable[[list[Tensor]], list[Tensor]] | None,
 ) -> Compiled:
     """``function``, traced with tensors like ``inputs`` but without values, and compiled.
 
-    With ``check`` the outputs of both are compared, on copies of ``inputs``.
+    With a ``reference``, which may be the function itself, the outputs of both are compared, on copies of ``inputs``.
     """
     try:
         run, written = _torch.compiled(function, inputs)
@@ -240,6 +242,6 @@ def compiled(
     storages = [tensor.untyped_storage().data_ptr() for tensor in inputs]
     if any(inputs[place].numel() and storages.count(storages[place]) > 1 for place in written):
         raise CaptureFailed("two of the tensors that the program reads share memory, and one of them is written")
-    if check:
-        compare(function, run, inputs)
+    if reference is not None:
+        compare(reference, run, inputs)
     return Compiled(run, frozenset(written))

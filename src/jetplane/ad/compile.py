@@ -21,12 +21,13 @@ from .capture import Captured, Compiled, Graph, Run, compiled, every, every_with
 from .directions import Given, Leaf
 from .graphs import Pool, Recorded
 from .jet import Jet, PairSet, Quadratic
-from .passes import Pass, check_directions, lazily
+from .passes import Chunk, assemble, check_directions, chunks, lazily
 from .transforms import Problem, quadratic_of
 
 __all__ = ["compile"]
 
 _KEPT = 32  # signatures of one compiled transform
+_FEW = 4  # directions at a time, where a compiled pass is compared with the uncompiled one
 
 
 def compile(transform: Callable[..., Any]) -> Callable[..., Any]:
@@ -92,6 +93,8 @@ def _refuse_chunks(chunk_size: int | None, memory: int | str | None) -> None:
 # -- what is made of the jets ---------------------------------------------------------------------------------------
 
 Made = dict[int, tuple[Tensor, ...]]  # by id of the program's output
+_Leaves = list[tuple[int, int]]  # numbers of the primals, and their places among the inputs of a graph
+_Function = Callable[[list[Tensor]], list[Tensor]]
 
 
 class _AsQuadratic:
@@ -251,7 +254,8 @@ class _CompiledPass:
             _refuse_gradients(inputs)
         places = {id(tensor): place for place, tensor in enumerate(inputs)}
         leaves = [(number, places[id(one)]) for number, one in enumerate(self._primals) if id(one) in places]
-        made = compiled(self._body(graph, leaves, len(inputs)), [*inputs, *self._rows], check=not graph.random)
+        reference = None if graph.random else self._reference(graph, leaves, len(inputs))
+        made = compiled(self._body(graph, leaves, len(inputs)), [*inputs, *self._rows], reference)
         run = self._recorded(made) if not graph.random else made  # a graph would draw the same numbers again
 
         def call(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -274,20 +278,47 @@ class _CompiledPass:
         pool = self._pools.setdefault(device, Pool())
         return Recorded(run, run.written, pool)
 
-    def _body(self, graph: Graph, leaves: list[tuple[int, int]], count: int) -> Callable[[list[Tensor]], list[Tensor]]:
+    def _body(self, graph: Graph, leaves: _Leaves, count: int) -> _Function:
+        """The pass, to be traced."""
+
         def body(tensors: list[Tensor]) -> list[Tensor]:
-            now, directions = tensors[:count], Given(tensors[count:])
-            one, chosen = Pass.of(self._pairs, self._kind.late), tuple(range(self._pairs.k))
-            for number, place in leaves:
+            (whole,), now = chunks(self._pairs, None, self._kind.late), tensors[:count]
+            for _, place in leaves:
                 # a clone, for the program may write it; a compiler makes none where it does not
                 now[place] = now[place].clone()
-                one.perturb(Leaf(now[place], number, directions, chosen), self._labels[number])
-            with torch.no_grad(), one.running():
-                outputs = graph.for_jets(now)
-            jets = [one.jet(outputs[place]) for place in graph.wanted]
-            return [*outputs, *(part for jet in jets for part in self._kind.of(jet, self._pairs))]
+            outputs, jets = self._pass(graph, graph.for_jets, leaves, whole, now, tensors[count:])
+            return [*outputs, *self._parts(jets)]
 
         return body
+
+    def _reference(self, graph: Graph, leaves: _Leaves, count: int) -> _Function:
+        """The same numbers, for a comparison: as it is and a few directions at a time, so as to take no more memory."""
+
+        def reference(tensors: list[Tensor]) -> list[Tensor]:
+            work, found = chunks(self._pairs, min(_FEW, self._pairs.k), self._kind.late), []
+            for chunk in work:
+                now = [tensor.clone() for tensor in tensors[:count]]  # the program may write them
+                found.append(self._pass(graph, graph, leaves, chunk, now, tensors[count:]))
+            outputs, _ = found[0]
+            each = zip(*(jets for _, jets in found), strict=True)
+            jets = [assemble(self._pairs, list(zip(work, parts, strict=True))) for parts in each]
+            return [*outputs, *self._parts(jets)]
+
+        return reference
+
+    def _pass(
+        self, graph: Graph, program: Run, leaves: _Leaves, chunk: Chunk, now: list[Tensor], rows: list[Tensor]
+    ) -> tuple[Sequence[Tensor], list[Jet]]:
+        """The program's outputs, and the jets of those that are wanted."""
+        one, directions = chunk.begin(), Given(rows)
+        for number, place in leaves:
+            one.perturb(Leaf(now[place], number, directions, chunk.rows), self._labels[number])
+        with torch.no_grad(), one.running():
+            outputs = program(now)
+        return outputs, [one.jet(outputs[place]) for place in graph.wanted]
+
+    def _parts(self, jets: list[Jet]) -> list[Tensor]:
+        return [part for jet in jets for part in self._kind.of(jet, self._pairs)]
 
 
 def _refuse_gradients(tensors: Sequence[Tensor]) -> None:

@@ -239,7 +239,7 @@ def _compiled(body: _Body, inputs: list[Tensor]) -> tuple[Compiled, Packing]:
     if key is not None and key in _SHARED:
         _SHARED.move_to_end(key)
         return _SHARED[key]
-    run = compiled(body, inputs, check=not body.graph.random)
+    run = compiled(body, inputs, None if body.graph.random else body)
     if body.backward and body.graph.random:
         raise CaptureFailed("its random numbers would not be the same in the backward pass and in the forward one")
     if body.evaluates and body.graph.random:
