@@ -980,3 +980,28 @@ def test_replayed_steps_write_the_parameters_where_they_are() -> None:
             opt.step(cross_entropy(model), x[number], y[number])
         ends.append(model.state_dict())
     assert_close(ends[1], ends[0], 1e-9)
+
+
+@pytest.mark.parametrize("pairs", ["all", "diagonal", "star", "laplacian", "none"])
+def test_more_directions_than_are_compared_at_a_time(pairs: str) -> None:
+    x, directions = torch.randn(3, dtype=torch.float64), torch.randn(6, 3, dtype=torch.float64)
+
+    def func(x: Tensor) -> Tensor:
+        return x.sin() * x.prod()
+
+    found, expected = jp.compile(jp.jet)(func, x, directions, pairs), jp.jet(func, x, directions, pairs)
+    for part in ("primal", "tangent", "second"):
+        torch.testing.assert_close(getattr(found, part), getattr(expected, part))
+
+
+def test_a_late_plane_of_many_directions() -> None:
+    model, x = torch.nn.Linear(4, 3).double(), torch.randn(5, 4, dtype=torch.float64)
+    params = {name: value.detach() for name, value in model.named_parameters()}
+    directions = {name: torch.randn(9, *value.shape, dtype=torch.float64) for name, value in params.items()}
+
+    def loss(params: dict[str, Tensor]) -> Tensor:
+        return F.cross_entropy(torch.func.functional_call(model, params, (x,)), torch.arange(5) % 3)
+
+    found = jp.compile(jp.quadratic)(loss, params, directions, curvature="ggn")
+    expected = jp.quadratic(loss, params, directions)  # the model is linear
+    torch.testing.assert_close(found.curvature, expected.curvature)

@@ -113,6 +113,17 @@ def test_groups_images_without_a_batch_and_padding_by_name_are_left() -> None:
     assert torch.ops.jetplane.convolution_relu_pool.default not in found
 
 
+def test_what_autocast_would_cast_is_left() -> None:
+    model = Layers("relu, pool")
+    x, params = torch.randn(2, 1, 8, 8), {name: value.detach() for name, value in model.named_parameters()}
+
+    def loss(params: dict[str, Tensor]) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return torch.func.functional_call(model, params, (x,)).float().mean()
+
+    assert torch.ops.jetplane.convolution_relu_pool.default not in operations(loss, params)
+
+
 @pytest.mark.parametrize("paid", [False, True])
 @pytest.mark.parametrize("curvature", ["exact", "ggn"])
 def test_a_compiled_plane_with_fused_layers_is_the_eager_one(

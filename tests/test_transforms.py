@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -658,3 +659,22 @@ def test_backprop_through_rows_that_change_their_dtype() -> None:
     assert curvature.dtype == torch.float32
     (slope,) = torch.autograd.grad(curvature, scale)
     assert float(slope) == pytest.approx(18 * 3.0**2 * 3.0, rel=1e-6)  # d/ds of 6 s^3 (x0 + x1)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (x.log_softmax(1) * x.detach().cos()).sum(),
+        lambda x: (x.softmax(0) * x.detach().cos()).sum(),
+        lambda x: x.logsumexp(2).sin().sum(),
+        lambda x: x.logsumexp((0, 2)).sin().sum(),
+    ],
+    ids=["log_softmax", "softmax", "logsumexp", "logsumexp over two axes"],
+)
+@pytest.mark.parametrize("k", [7, 9])  # fewer and more than what a batched product is made of
+def test_softmax_along_many_directions(function: Callable[[Tensor], Tensor], k: int) -> None:
+    x, directions = randn(2, 4, 3), randn(k, 2, 4, 3)
+    plane = jp.quadratic(function, x, directions)
+    hessian = reverse_hessian(function, x).reshape(24, 24)
+    rows = directions.reshape(k, 24)
+    torch.testing.assert_close(plane.curvature, rows @ hessian @ rows.T)

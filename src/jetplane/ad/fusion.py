@@ -10,6 +10,7 @@ import copy
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.nn import functional as F
 
@@ -63,10 +64,17 @@ def _chain(node: Node) -> tuple[Node, tuple[Any, ...]] | None:
         return None
     named = _bound(node, ("input", "weight"), _CONVOLUTION)
     lengths = [_two(named[name]) for name in ("stride", "padding", "dilation")]
-    value = named["input"].meta.get("example_value") if isinstance(named["input"], Node) else None
-    if named["groups"] != 1 or None in lengths or value is None or value.ndim != 4:
+    value, weight, out = (_like(one) for one in (named["input"], named["weight"], node))
+    if value is None or weight is None or out is None or value.ndim != 4 or named["groups"] != 1 or None in lengths:
+        return None
+    if not value.dtype == weight.dtype == out.dtype:  # autocast: one operation in place of three would not be cast
         return None
     return third, (named["input"], named["weight"], named["bias"], *lengths)
+
+
+def _like(node: Any) -> Tensor | None:
+    """A tensor without values like that of a node, where it is known."""
+    return node.meta.get("example_value") if isinstance(node, Node) else None
 
 
 def _plain(relu: Node, *before: Node) -> bool:

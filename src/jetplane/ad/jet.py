@@ -129,6 +129,18 @@ class PairSet:
         i, j = self._index(a.device)
         return self._collapse(a[i] * b[j])
 
+    def inner(self, a: Tensor, b: Tensor, axis: int) -> Tensor:
+        """The rows of :meth:`outer` summed over an axis, counted from the last, of which one entry is left.
+
+        All pairs of many directions come from a batched product, and the rows of :meth:`outer` are not made.
+        """
+        if self.shape != "all" or self.k < _MANY:
+            return self.outer(a, b).sum(axis, keepdim=True)
+        left, right = a.movedim(axis, -1).movedim(0, -2), b.movedim(axis, -1).movedim(0, -1)  # (*S, K, n), (*S, n, K)
+        grid = torch.matmul(left, right)
+        rows = torch.cat([grid[..., i, i:] for i in range(self.k)], -1)
+        return self._collapse(rows.movedim(-1, 0).unsqueeze(axis))
+
     def cross(self, a: Tensor, b: Tensor) -> Tensor:
         """Rows a_i * b_j + a_j * b_i, (rows, *S), with broadcasting behind the row axis."""
         if self.shape == "diagonal":
@@ -199,6 +211,9 @@ class PairSet:
 # -- places of the pairs, kept for few numbers: there slices and concatenations take longer than what they are for ---
 
 _FEW = 256
+
+
+_MANY = 8  # directions from which on a batched product of all pairs is faster than its terms
 
 
 def _is_few(rows: Tensor) -> bool:

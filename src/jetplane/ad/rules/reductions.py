@@ -245,8 +245,8 @@ composite(aten.aminmax, _aminmax)
 #   softmax       p * c_i,             p * (c_i c_j + x_ij - <p, x_ij> - <p, c_i c_j>)
 
 
-def _centred(pairs: PairSet, p: Tensor, x: Operand, dim: int) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """c_i, the products c_i c_j, and x_ij - <p, x_ij> - <p, c_i c_j>; ``dim`` counts the axes of x."""
+def _centred(pairs: PairSet, p: Tensor, x: Operand, dim: int) -> tuple[Tensor | None, Tensor | None]:
+    """c_i, and x_ij - <p, x_ij> - <p, c_i c_j>; ``dim`` counts the axes of x."""
     axis = dim % x.primal.ndim - x.primal.ndim if x.primal.ndim else -1
 
     def centre(rows: Tensor) -> Tensor:
@@ -254,13 +254,12 @@ def _centred(pairs: PairSet, p: Tensor, x: Operand, dim: int) -> tuple[Tensor | 
 
     c = None if x.tangent is None else centre(x.tangent)
     if not pairs.rows:
-        return c, None, None
-    products = None if c is None else pairs.outer(c, c)
+        return c, None
     second = None if x.second is None else centre(x.second)
-    if products is not None:
-        spread = (p * products).sum(axis, keepdim=True)
-        second = -spread.expand_as(products) if second is None else second - spread
-    return c, products, second
+    if c is not None:
+        spread = pairs.inner(p * c, c, axis)
+        second = -spread.expand(spread.shape[0], *c.shape[1:]) if second is None else second - spread
+    return c, second
 
 
 def _like_vector(x: Operand) -> Operand:
@@ -275,7 +274,7 @@ def _like_vector(x: Operand) -> Operand:
 def _log_softmax(pairs: PairSet, op: Any, x: Operand, dim: int, half_to_float: bool) -> Operand:
     y = op(x.primal, dim, half_to_float)
     x = _like_vector(x)
-    c, _, second = _centred(pairs, y.exp().reshape(x.primal.shape), x, dim)
+    c, second = _centred(pairs, y.exp().reshape(x.primal.shape), x, dim)
     return _shaped(y, c, second)
 
 
@@ -285,9 +284,9 @@ def _softmax(pairs: PairSet, op: Any, x: Operand, dim: int, *rest: Any, **kwargs
     y = op(x.primal, dim, *rest, **kwargs)
     x = _like_vector(x)
     p = y.reshape(x.primal.shape)
-    c, products, second = _centred(pairs, p, x, dim)
-    if products is not None and second is not None:
-        second = second + products
+    c, second = _centred(pairs, p, x, dim)
+    if c is not None and second is not None:
+        second = second + pairs.outer(c, c)
     return _shaped(y, None if c is None else p * c, None if second is None else p * second)
 
 
@@ -308,7 +307,7 @@ def _logsumexp(pairs: PairSet, op: Any, x: Operand, dim: Any, keepdim: bool = Fa
     second = None if x.second is None else mean(x.second)
     if pairs.rows and x.tangent is not None and tangent is not None:
         c = x.tangent - tangent
-        spread = mean(pairs.outer(c, c))
+        spread = pairs.inner(p * c, c, over[0]) if len(over) == 1 else mean(pairs.outer(c, c))
         second = spread if second is None else second + spread
     return Operand(y, squeeze(tangent), squeeze(second))
 
