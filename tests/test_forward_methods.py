@@ -347,7 +347,7 @@ def test_presets_beyond_the_paper() -> None:
     assert forward.replace(method="adam", samples=4, lr=adam.lr) == adam  # all else is the same, but what was tuned
     assert (forward.samples, forward.average, forward.epochs) == (16, 8.0, 120)
     assert presets.find("search-lr").config.model == "logistic-regression"
-    assert presets.find("search-cnn").config.k == 32 and presets.find("horizon-cnn").config.lr == 1.0
+    assert presets.find("search-cnn").config.k == 64 and presets.find("horizon-cnn").config.lr == 1.0
 
 
 @pytest.mark.parametrize("number", range(2))
@@ -418,7 +418,7 @@ def test_reproduce_beyond_and_its_rows_in_the_report(tmp_path: Path, capsys: pyt
     (record,) = report.read([tmp_path])
     assert record.config.hold_out == 500 and report.slug(presets.find("forward-cnn").config) == "forward-cnn"
     (section,) = report.sections([record])
-    assert [group.label for group in section.groups] == ["Gauss-Newton search (K = 32) (LR-Sch.)"]
+    assert [group.label for group in section.groups] == ["Gauss-Newton search (K = 128) (LR-Sch.)"]
     assert section.tested and not section.answers and "looked at once, after the last epoch" in section.validation
     table = tables.beyond(section)
     assert table is not None and len(table.rows) == 1 and table.rows[0][1].text == "ours, forward-only"
