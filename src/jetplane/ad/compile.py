@@ -275,8 +275,7 @@ class _CompiledPass:
         device = self._rows[0].device
         if device.type != "cuda":
             return run
-        pool = self._pools.setdefault(device, Pool())
-        return Recorded(run, run.written, pool)
+        return Recorded(run, run.written, self._pools.setdefault(device, Pool()), device)
 
     def _body(self, graph: Graph, leaves: _Leaves, count: int) -> _Function:
         """The pass, to be traced."""

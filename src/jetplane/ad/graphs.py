@@ -91,23 +91,26 @@ class Recording:
 class Recorded(Recording):
     """Calls ``run`` a few times as it is, and from then on replays what it launches. Outputs are copies."""
 
-    def __init__(self, run: Run, written: Set[int], pool: Pool) -> None:
-        super().__init__(run, written, pool)
+    def __init__(self, run: Run, written: Set[int], pool: Pool, device: torch.device) -> None:
+        with torch.cuda.device(device):
+            super().__init__(run, written, pool)
+        self._device = device
         self._turn = pool.turn
 
     def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """The outputs of ``run``."""
-        if self._calls < WARM_UPS or torch.cuda.is_current_stream_capturing():  # then it is a part of that graph
-            self._calls += 1
-            return list(self._run(inputs))
-        if self._graph is None or self._moved(inputs):
-            log.info("capturing a compiled function as a CUDA graph")
-            self._hold(inputs)
-            with self._recording():
-                outputs = list(self._run(self._inputs))
-            self._outputs = outputs
-        assert self._graph is not None
-        with self._turn():
-            self._fill(inputs)
-            self._graph.replay()
-            return [output.clone() for output in self._outputs]
+        with torch.cuda.device(self._device):  # whose streams are meant
+            if self._calls < WARM_UPS or torch.cuda.is_current_stream_capturing():  # then it is a part of that graph
+                self._calls += 1
+                return list(self._run(inputs))
+            if self._graph is None or self._moved(inputs):
+                log.info("capturing a compiled function as a CUDA graph")
+                self._hold(inputs)
+                with self._recording():
+                    outputs = list(self._run(self._inputs))
+                self._outputs = outputs
+            assert self._graph is not None
+            with self._turn():
+                self._fill(inputs)
+                self._graph.replay()
+                return [output.clone() for output in self._outputs]
