@@ -82,9 +82,11 @@ def demand(model: nn.Module, batch: Tensor, config: Config) -> Demand:
         for hook in hooks:
             hook.remove()
     parameters = sum(p.numel() * p.element_size() for p in model.parameters())
-    curved = [size for size, layer in zip(sizes, layers, strict=True) if layer > 1] or sizes[-1:]
+    # the pairs of a softmax are a product's, with one number for each sample and not one for each class
+    loss = [min(sizes[-1], 4 * batch.element_size())]
+    curved = [size for size, layer in zip(sizes, layers, strict=True) if layer > 1] or loss
     if config.method == "gauss-newton":
-        curved = sizes[-1:]  # its second order begins at the loss
+        curved = loss  # where its second order begins
     count = len(batch)
     return Demand(max(sizes) * count, max(curved) * count, sum(sizes) * count, parameters, config.method)
 
