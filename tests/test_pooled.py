@@ -46,6 +46,8 @@ LAYERS: dict[str, Any] = {
     "pool, relu": lambda y: F.max_pool2d(y, (2, 2), 2).relu(),
     "in place": lambda y: torch.max_pool2d(y.relu_(), 2, [2, 2]),
     "pool, in place": lambda y: F.relu(F.max_pool2d(y, 2), inplace=True),
+    "one more": lambda y: F.max_pool2d(F.relu(y), 2) + 1,  # the same tangents as before, and another value
+    "one more in place": lambda y: F.max_pool2d(F.relu(y), 2).add_(1),
     # and what must not be taken for it
     "kept": lambda y: F.max_pool2d(F.relu(y), 2) + y.mean(),
     "used twice": lambda y: (lambda r: F.max_pool2d(r, 2) * r.mean())(F.relu(y)),
@@ -57,7 +59,7 @@ LAYERS: dict[str, Any] = {
     "other": lambda y: F.max_pool2d(F.leaky_relu(y), 2),
     "no pool": lambda y: F.relu(y),
 }
-CHAINS = ["relu, pool", "pool, relu", "in place", "pool, in place"]
+CHAINS = ["relu, pool", "pool, relu", "in place", "pool, in place", "one more", "one more in place"]
 
 
 def program(*kinds: str) -> tuple[Any, dict[str, Tensor], dict[str, Tensor]]:
@@ -126,13 +128,14 @@ def test_what_autocast_would_cast_is_left() -> None:
 
 @pytest.mark.parametrize("paid", [False, True])
 @pytest.mark.parametrize("curvature", ["exact", "ggn"])
+@pytest.mark.parametrize("first", ["relu, pool", "one more", "one more in place"])
 def test_a_compiled_plane_with_fused_layers_is_the_eager_one(
-    paid: bool, curvature: str, monkeypatch: pytest.MonkeyPatch
+    paid: bool, curvature: str, first: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # the operations behind the kernels run on a CPU as plain convolutions
     monkeypatch.setattr(pooled, "_pays", lambda *_: paid)
     monkeypatch.setattr(convolution_kernel, "pays", lambda *_, **__: paid)
-    func, params, directions = program("relu, pool", "in place")
+    func, params, directions = program(first, "in place")
     if curvature == "ggn":
         inner = func
         func = lambda params: jp.mark_output(inner(params)).square()  # noqa: E731

@@ -18,6 +18,7 @@ from .. import _torch
 from ..families import jet_rule, primal_of
 from ..jet import Operand, PairSet
 from ..registry import lookup
+from ..rows import geometry
 from . import convolution_kernel as kernel
 
 __all__ = ["layer"]
@@ -121,7 +122,7 @@ def _operand(value: Tensor, rows: Tensor, k: int) -> Operand:
     """The jet of rows (..., N, PH, PW, O), the first one of them the value's again."""
     back = rows.permute(0, 1, 4, 2, 3)
     primal, tangent = value.permute(0, 3, 1, 2), back[1 : k + 1]
-    _TOGETHER[tangent] = rows[: k + 1]
+    _TOGETHER[tangent] = rows[: k + 1], value, value._version
     return Operand(primal, tangent, back[k + 1 :] if rows.shape[0] > k + 1 else None)
 
 
@@ -132,8 +133,17 @@ _TOGETHER = WeakTensorKeyDictionary()
 
 def _stacked(primal: Tensor, tangent: Tensor) -> Tensor:
     """Rows (1 + K, N, H, W, C) of a value and its tangents."""
-    rows: Tensor | None = _TOGETHER.get(tangent)
-    return kernel.channels_last(primal, tangent) if rows is None else rows
+    rows, value, version = _TOGETHER.get(tangent, (tangent, None, 0))
+    # the engine's own alias of the value may count writes by itself
+    if value is not None and _is(primal.permute(0, 2, 3, 1), value) and value._version == primal._version == version:
+        return rows
+    return kernel.channels_last(primal, tangent)
+
+
+def _is(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are the same memory: y = x + 1 has x's tangents, and another value."""
+    same = one.untyped_storage()._cdata == other.untyped_storage()._cdata
+    return same and geometry(one) == geometry(other)
 
 
 # -- the kernels as operations --------------------------------------------------------------------------------------
