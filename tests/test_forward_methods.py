@@ -283,7 +283,7 @@ def test_what_does_not_fit_is_refused_with_what_would(method: str, name: str) ->
 def test_the_search_has_no_second_rows_before_the_loss() -> None:
     model, images = models.build("cnn", 0), torch.zeros(20, 1, 28, 28)
     ours, exact = (memory.demand(model, images, Config(method=method)) for method in ("gauss-newton", "fomoh-kd"))
-    assert ours.curved == 20 * 10 * 4  # the logits
+    assert ours.curved == 20 * 4 * 4  # four numbers for each digit and pair, and not its ten classes
     assert ours.largest == exact.largest and 4 * ours.step(32) < exact.step(32)
 
 
