@@ -80,9 +80,39 @@ def test_the_rate_grows_on_a_slope_and_shrinks_where_the_path_has_overshot() -> 
         rates.append(float(opt.report.rate))
     assert float(opt.report.lead) > 0 and rates[-1] > 5 * rates[0]
     before = rates[-1]
-    for _ in range(20):  # now the path leads away from the minimum
-        opt.step(loss_fn, ones, -far)
+    assert opt.measures
+    opt.step(loss_fn, ones, -far)  # now the path leads away from the minimum
     assert float(opt.report.lead) < -0.5 and float(opt.report.rate) < before
+
+
+@pytest.mark.parametrize("far", [1e3, 3e38])  # with the latter the loss is not finite
+def test_parameters_that_were_thrown_out_go_back_and_the_rate_is_halved_once(far: float) -> None:
+    model, (x, y) = net(), data()
+    opt = HorizonAdam(model.parameters())
+    for _ in range(40):
+        opt.step(losses_of(model), x, y)
+    before, trail = float(opt.report.rate), opt.state[model[0].weight]["trail"].clone()
+    loss = float(losses_of(model)(x, y).mean().detach())
+    assert opt.measures
+    with torch.no_grad():
+        model[0].weight.add_(far)
+    opt.step(losses_of(model), x, y)
+    assert float(opt.report.rate) == before / 2
+    assert float((model[0].weight.detach() - trail).abs().max()) < before
+    for _ in range(19):
+        opt.step(losses_of(model), x, y)
+    assert float(opt.report.rate) > before / 4  # halved for as long as the trailing mean is better, it would end at 0
+    assert float(losses_of(model)(x, y).mean().detach()) < 1.1 * loss
+
+
+def test_a_batch_that_is_bad_everywhere_throws_nothing_out() -> None:
+    model, (x, y) = net(), data()
+    opt = HorizonAdam(model.parameters())
+    for _ in range(40):
+        opt.step(losses_of(model), x, y)
+    before = model[0].weight.clone()
+    opt.step(losses_of(model), x * math.nan, y)
+    assert opt.report.status is Status.NONFINITE and torch.equal(model[0].weight, before)
 
 
 def test_the_path_is_measured_exactly_and_leaves_no_trace() -> None:

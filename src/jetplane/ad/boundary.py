@@ -156,7 +156,7 @@ class Head:
         """(rows, *S)"""
         axis = self.axis - y.ndim
         if self.kind == "log_softmax":
-            return -pairs.outer(tangent * y.exp(), tangent).sum(axis, keepdim=True).expand(-1, *y.shape)
+            return (-pairs.inner(tangent * y.exp(), tangent, axis)).expand(-1, *y.shape)
         if self.kind == "softmax":
             squares = pairs.outer(_over(tangent, y), tangent)
             return squares - y * squares.sum(axis, keepdim=True)

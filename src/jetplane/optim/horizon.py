@@ -60,8 +60,8 @@ class HorizonAdam(torch.optim.Optimizer):
     exp(2 lead / H) a step; below -1/2 the trailing mean is a better place than theta, which has overshot or is mostly
     noise, and the rate shrinks alike. A single step cannot tell that: its own best length is that of a greedy step
     along a noisy direction. H grows with the number of steps, so the rate can change fast early and settles late. Where
-    theta is worse than theta_H by more than a tenth of the first loss, as after a step that broke a good fit, the rate
-    is halved at once.
+    theta is worse than theta_H by more than a tenth of the first loss, as after a step that broke a good fit, the
+    parameters go back to theta_H, without momentum, and the rate is halved.
 
     ``eval()`` puts the average of the parameters, in which late steps weigh most, into the model, and ``train()`` the
     parameters back: the average does what a decaying rate would. :meth:`averaged` is the same as a context.
@@ -96,7 +96,7 @@ class HorizonAdam(torch.optim.Optimizer):
         weight_decay: float = 0.0,
         every: int = 4,
         power: float = 8.0,
-        forget: float = 1.0,
+        forget: float = 2.0,
         seed: int = 0,
         capturable: bool = False,
         **options: Any,
@@ -178,6 +178,8 @@ class HorizonAdam(torch.optim.Optimizer):
         capturing = self._numbers.is_cuda and torch.cuda.is_current_stream_capturing()
         losses = partial(_losses, closure, batch, has_aux)
         seen = self._look_back(losses, capturing) if self.measures else None
+        if seen is not None:
+            self._retreat(seen)
         out = self.estimate(closure, *batch, has_aux=has_aux)
         loss, aux = out if has_aux else (out, None)
         grads = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in self._leaves]
@@ -268,13 +270,26 @@ class HorizonAdam(torch.optim.Optimizer):
         path = [leaf - self.state[leaf]["trail"] for leaf in self._leaves]
         return self._path.along(losses, path, back=True, capturing=capturing)
 
+    def _thrown(self, seen: Along) -> Tensor:
+        return seen.rise > _THROWN * self._numbers[_FIRST].abs()
+
+    def _retreat(self, seen: Along) -> None:
+        """Where the parameters were thrown out of a good place, put them back to their trailing mean.
+
+        To halve the rate alone would not do: they would stay where they are, and the rate be halved again and again.
+        """
+        thrown = self._thrown(seen)
+        for leaf in self._leaves:
+            state = self.state[leaf]
+            leaf.copy_(torch.where(thrown, state["trail"], leaf))
+            state["exp_avg"].copy_(torch.where(thrown, 0.0, state["exp_avg"]))
+
     def _follow(self, seen: Along) -> None:
         lead = seen.best
         horizon = torch.clamp_min(_SHARE * self._numbers[_COUNT], _SHORTEST)
         urge = torch.where(lead > 0, lead.clamp_max(1), (lead + 0.5).clamp(-1, 0))
         urge = torch.where(torch.isfinite(lead), urge, -1.0)
-        thrown = seen.rise > _THROWN * self._numbers[_FIRST].abs()
-        self._numbers[_RATE] *= torch.where(thrown, 0.5, torch.exp(_GAIN * self.every / horizon * urge))
+        self._numbers[_RATE] *= torch.where(self._thrown(seen), 0.5, torch.exp(_GAIN * self.every / horizon * urge))
         self._numbers[_LEAD] = lead
         # of one batch it is noisy, so weights are forgotten by its mean over the horizon, in which no batch weighs much
         step = (self.every / horizon).clamp_max(1) * (lead.clamp(-0.5, 0.5) - self._numbers[_TREND])

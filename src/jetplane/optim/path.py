@@ -25,7 +25,7 @@ class Along(NamedTuple):
     slope: Tensor  # () in float64, at c = 0
     curvature: Tensor  # (), Gauss-Newton's there, or the exact one's size
     back: Tensor  # (): the curvature of the parabola with f(theta), this slope and f(theta - m); 0 if not looked at
-    rise: Tensor  # (): f(theta) - f(theta - m); the slope if not looked at
+    rise: Tensor  # (): f(theta) - f(theta - m), inf where only the latter is finite; the slope if not looked at
 
     @property
     def best(self) -> Tensor:
@@ -51,7 +51,8 @@ class Path:
             other = self._back(replay, losses, direction) if back else loss - slope
         finally:
             replay.rewind()
-        return Along(slope, curvature, (2 * (other - loss + slope)).clamp_min(0), loss - other)
+        rise = torch.where(torch.isfinite(other) & ~torch.isfinite(loss), torch.inf, loss - other)
+        return Along(slope, curvature, (2 * (other - loss + slope)).clamp_min(0), rise)
 
     def _measure(self, replay: Replay, losses: Callable[[], Tensor], direction: Sequence[Tensor]) -> list[Tensor]:
         try:

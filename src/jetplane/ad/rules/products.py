@@ -28,6 +28,9 @@ from . import convolution_kernel
 aten = torch.ops.aten
 
 
+_NARROW = 64  # columns up to which a product by itself keeps a core waiting for memory
+
+
 @dataclass(frozen=True)
 class MatMul:
     """Matrix product over rows: (R, m, k) x (k, n) and so on, with any number of batch axes before m."""
@@ -36,6 +39,11 @@ class MatMul:
         return torch.matmul(a, b)
 
     def right(self, a: Tensor, b: Tensor) -> Tensor:
+        if a.ndim == 2 and b.shape[2] <= _NARROW:
+            # one product with the rows of b side by side: (m, k) x (k, R n)
+            rows, inner, n = b.shape
+            wide = b.mT.reshape(rows * n, inner)
+            return (a @ wide.mT).unflatten(1, (rows, n)).transpose(0, 1)
         return torch.matmul(a, b)
 
     def paired(self, a: Tensor, b: Tensor) -> Tensor:

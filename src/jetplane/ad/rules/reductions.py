@@ -258,7 +258,7 @@ def _centred(pairs: PairSet, p: Tensor, x: Operand, dim: int) -> tuple[Tensor | 
     second = None if x.second is None else centre(x.second)
     if c is not None:
         spread = pairs.inner(p * c, c, axis)
-        second = -spread.expand(spread.shape[0], *c.shape[1:]) if second is None else second - spread
+        second = (-spread).expand(spread.shape[0], *c.shape[1:]) if second is None else second - spread
     return c, second
 
 
