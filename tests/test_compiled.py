@@ -311,6 +311,18 @@ def test_steps_are_a_loop_of_step(case: str) -> None:
 
 
 @pytest.mark.usefixtures("traced")
+def test_a_scheduler_has_seen_compiled_steps() -> None:
+    (x, y), model = batches("mlp"), built(mlp)
+    opt = FoMoH(model.parameters(), 0.5, compile=True)
+    scheduler = torch.optim.lr_scheduler.StepLR(opt, 1, 0.5)
+    opt.steps(cross_entropy(model), x, y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scheduler.step()  # warns where there was none
+    assert opt.param_groups[0]["lr"] == 0.25
+
+
+@pytest.mark.usefixtures("traced")
 def test_aux_is_that_of_each_step() -> None:
     x, y = batches("mlp")
     found = []

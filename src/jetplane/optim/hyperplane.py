@@ -249,6 +249,7 @@ class HyperplaneSearch(torch.optim.Optimizer):
         if self.compile:
             reports = self._compiled_steps(closure, batches, count, self._checked(), has_aux)
             if reports is not None:
+                self._opt_called = True  # torch's schedulers look whether there was a step before theirs
                 return reports
         taken = []
         for number in range(count):
