@@ -4,7 +4,8 @@
 
 Backprop has a cosine schedule and the best one of several learning rates, chosen on the very scores that are shown: a
 rival that is flattered. HorizonAdam has no learning rate and no schedule, runs once with its defaults, under
-`jetplane.forward_only()`, and is evaluated at its averaged parameters.
+`jetplane.forward_only()`, and is evaluated at its averaged parameters. The rate of backprop is chosen with the first
+seed.
 """
 
 from __future__ import annotations
@@ -114,6 +115,56 @@ class Decoder(nn.Module):
         return logits
 
 
+def counts(split: int, length: int = 12, words: int = 8) -> tuple[Tensor, Tensor]:
+    """How often a sequence has the first word: 0 to 3, or more."""
+    generator = torch.Generator().manual_seed(split)
+    x = torch.randint(words, ((4000, 1000)[split], length), generator=generator)
+    return x, (x == 0).sum(1).clamp_max(4)
+
+
+def echoes(split: int, length: int = 12, words: int = 8, later: int = 3) -> tuple[Tensor, Tensor]:
+    """The word of three places ago; the first word, where there was none."""
+    generator = torch.Generator().manual_seed(split)
+    x = torch.randint(words, ((4000, 1000)[split], length), generator=generator)
+    return x, torch.cat([torch.zeros_like(x[:, :later]), x[:, :-later]], 1)
+
+
+class Encoder(nn.Module):
+    """A bidirectional transformer of two layers, and the mean over its places."""
+
+    def __init__(self, words: int = 8, width: int = 32, length: int = 12, classes: int = 5) -> None:
+        super().__init__()
+        self.words, self.place = nn.Embedding(words, width), nn.Parameter(0.02 * torch.randn(length, width))
+        layer: dict[str, Any] = {"dropout": 0.0, "activation": "gelu", "batch_first": True, "norm_first": True}
+        self.layers = nn.ModuleList([nn.TransformerEncoderLayer(width, 4, 2 * width, **layer) for _ in range(2)])
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        h = self.words(x) + self.place
+        for layer in self.layers:
+            h = layer(h)
+        logits: Tensor = self.head(self.norm(h).mean(1))
+        return logits
+
+
+class Recurrent(nn.Module):
+    """An LSTM."""
+
+    def __init__(self, words: int = 8) -> None:
+        super().__init__()
+        self.words, self.cell, self.head = nn.Embedding(words, 16), nn.LSTM(16, 32, batch_first=True), nn.Linear(32, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of each place."""
+        logits: Tensor = self.head(self.cell(self.words(x))[0])
+        return logits
+
+
+def _token_nll(logits: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(logits.transpose(1, 2), y, reduction="none").mean(1)
+
+
 def _nll(logits: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(logits, y, reduction="none")
 
@@ -147,9 +198,19 @@ TASKS = {
     "copied words, transformer": Task(
         Decoder,
         copies,
-        lambda out, y: F.cross_entropy(out.transpose(1, 2), y, reduction="none").mean(1),
+        _token_nll,
         lambda out, y: (out.argmax(2) == y)[:, 8:].float().mean(),
         "accuracy of the second half",
+        128,
+        600,
+    ),
+    "counted words, bidirectional encoder": Task(Encoder, counts, _nll, _hits, "accuracy", 128, 600),
+    "echoed words, LSTM": Task(
+        Recurrent,
+        echoes,
+        _token_nll,
+        lambda out, y: (out.argmax(2) == y)[:, 3:].float().mean(),
+        "accuracy from the fourth place on",
         128,
         600,
     ),
@@ -194,16 +255,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS), metavar="NAME")
     parser.add_argument("--steps", type=int, help="(default: each task's own)")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1], metavar="N", help="(default: 0 1)")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     results: list[dict[str, Any]] = []
     for name in options.tasks:
         task = TASKS[name]
         steps = options.steps or task.steps
-        backprop = [train(task, rate, steps) for rate in RATES]
+        first, *further = options.seeds
+        backprop = [train(task, rate, steps, first) for rate in RATES]
         best = (min if "error" in task.unit else max)(backprop, key=lambda one: one["score"])
-        row = {"task": name, "unit": task.unit, "batch": task.batch, "steps": steps}
-        results.append(row | {"horizon": train(task, None, steps), "backprop": best, "backprop, every rate": backprop})
+        row = {"task": name, "unit": task.unit, "batch": task.batch, "steps": steps, "seeds": options.seeds}
+        row["horizon"] = [train(task, None, steps, seed) for seed in options.seeds]
+        row["backprop"] = [best, *(train(task, best["rate"], steps, seed) for seed in further)]
+        results.append(row | {"backprop, every rate": backprop})
         print(name, {key: results[-1][key] for key in ("horizon", "backprop")}, flush=True)
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     environment = {"torch": torch.__version__, "jetplane": jp.__version__, "commit": commit}
