@@ -31,8 +31,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "forward-adam, averaged": {"method": "forward-adam", "samples": 2, "lr": 3e-3, "average": 4.0},
     "horizon": {"method": "horizon", "samples": 2, "lr": 1.0},
     "gauss-newton": {"method": "gauss-newton", "k": 8, "lr": 1.0},
+    "gauss-newton, penalised": {"method": "gauss-newton", "k": 8, "lr": 1.0, "penalty": 1e-4},
 }
-FORWARD = [name for name in METHODS if name != "gauss-newton"]
+FORWARD = [name for name in METHODS if not name.startswith("gauss-newton")]
 
 
 def _net() -> nn.Module:
@@ -65,9 +66,9 @@ def test_every_method_lowers_the_loss_and_leaves_torchs_generator_alone(method: 
     assert torch.equal(torch.get_rng_state(), state)
     assert summary.reason == "finished" and len(run.history) == 6
     assert run.history[-1].train_nll < 0.97 * run.history[0].train_nll
-    rejected = {"REJECTED"} if method == "gauss-newton" else set()  # a step that would raise the loss of its batch
+    planes = method not in FORWARD
+    rejected = {"REJECTED"} if planes else set()  # a step that would raise the loss of its batch
     assert all(metrics.steps == 3 and metrics.not_taken.keys() <= rejected for metrics in run.history)
-    planes = method == "gauss-newton"
     assert all((getattr(summary.final, name) is not None) == planes for name in ("slope", "curvature", "step_length"))
 
 
@@ -285,6 +286,34 @@ def test_the_search_has_no_second_rows_before_the_loss() -> None:
     ours, exact = (memory.demand(model, images, Config(method=method)) for method in ("gauss-newton", "fomoh-kd"))
     assert ours.curved == 20 * 4 * 4  # four numbers for each digit and pair, and not its ten classes
     assert ours.largest == exact.largest and 4 * ours.step(32) < exact.step(32)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_penalty_is_a_part_of_the_plane(padded: bool) -> None:
+    """The plane of the penalised loss less that of the loss alone: p V w and p V V^T, without the biases."""
+    generator, index, planes = torch.Generator().manual_seed(0), torch.arange(20), []
+    for penalty in (0.0, 0.3):
+        run = _trainer(method="gauss-newton", penalty=penalty, dtype="float64")
+        leaves = list(run.model.parameters())
+        generator.manual_seed(0)
+        rows = [torch.randn(3, *leaf.shape, dtype=torch.float64, generator=generator) for leaf in leaves]
+        with jp.perturb(leaves, rows, curvature="ggn") as jets:
+            losses, _ = (run._padded_loss if padded else run._loss)(index)
+            loss = losses.mean()
+        planes.append(jets.quadratic(loss))
+    weights = torch.cat([leaf.detach().flatten() for leaf in leaves if leaf.ndim > 1])
+    along = torch.cat([part.flatten(1) for part, leaf in zip(rows, leaves, strict=True) if leaf.ndim > 1], 1)
+    torch.testing.assert_close(planes[1].loss - planes[0].loss, 0.15 * weights.square().sum())
+    torch.testing.assert_close(planes[1].slope - planes[0].slope, 0.3 * along @ weights)
+    torch.testing.assert_close(planes[1].curvature - planes[0].curvature, 0.3 * along @ along.T)
+
+
+def test_a_penalty_has_rows_of_the_weights() -> None:
+    model, images = models.build("cnn", 0), torch.zeros(1, 1, 28, 28)
+    plain, penalised = (
+        memory.demand(model, images, Config(method="gauss-newton", penalty=penalty)) for penalty in (0.0, 0.1)
+    )
+    assert penalised.curved == 4 * max(parameter.numel() for parameter in model.parameters()) > plain.curved
 
 
 # -- configs and presets ------------------------------------------------------------------------------------------

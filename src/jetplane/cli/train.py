@@ -90,7 +90,8 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     add("--divergence", type=_limit, metavar="X", help="end above X times the first loss, for 3 epochs; or none")
     add("--eps", type=float, metavar="X", help="added to the curvature (fomoh, fomoh-bp), or Adam's")
     add("--clip", type=float, metavar="X", help="largest length of an update")
-    add("--weight-decay", type=float, metavar="X")
+    add("--weight-decay", type=float, metavar="X", help="share of a parameter that a step of length lr = 1 takes away")
+    add("--penalty", type=float, metavar="X", help="X / 2 times the squared length of the weights, in the loss")
     add("--momentum", type=float, metavar="X", help="of sgd and forward-sgd")
     add = parser.add_argument_group("data and device").add_argument
     add("--dataset", metavar="NAME", help="mnist, fashion-mnist, or digits: a subset of MNIST inside the package")
@@ -115,7 +116,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 _FIELDS = (
     *("model", "method", "k", "lr", "batch_size", "epochs", "schedule", "gamma", "period", "patience", "solver"),
     *("eps", "clip", "weight_decay", "momentum", "dataset", "hold_out", "evaluate_train", "device", "dtype"),
-    *("tf32", "compile", "start", "divergence", "samples", "average"),
+    *("tf32", "compile", "start", "divergence", "samples", "average", "penalty"),
 )
 
 

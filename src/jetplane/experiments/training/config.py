@@ -38,6 +38,11 @@ _TAKES: dict[str, tuple[str, ...]] = {
     "gauss-newton": ("k", "clip", "weight_decay", "compile"),
 }
 _TAKES |= {method: (*names, "average") for method, names in _TAKES.items() if method != "horizon"}  # it has its own
+_TAKES |= {
+    method: (*names, "penalty")
+    for method, names in _TAKES.items()
+    if method not in ("forward-adam", "forward-sgd", "horizon")
+}  # these estimate the gradient of what depends on activations
 METHODS = tuple(_TAKES)
 SECOND_ORDER = ("fomoh", "fomoh-bp", "fomoh-kd", "gauss-newton")  # measure the curvature of a plane
 FORWARD_GRADIENT = ("forward-adam", "forward-sgd", "horizon")  # estimate a gradient by tangents of the activations
@@ -57,6 +62,7 @@ _NONE: Any = None
 _LATER = {
     "samples": 4,
     "average": 0.0,
+    "penalty": 0.0,
 }  # fields that came later: at these values a run is the one that it was without them
 
 
@@ -95,6 +101,9 @@ class Config:
     start: float | None = None  # damping, radius or sigma with which an adaptive solver begins (1)
     divergence: float | None = 10.0  # end at so many times the first loss, for three epochs; None: where not finite
     samples: int = 4  # tangents J of each activation: of the methods on forward gradients
+    penalty: float = (
+        0.0  # of p / 2 |w|^2 in the loss, w the weights without biases; running training values have it, too
+    )
     average: float = 0.0  # judge by the mean of the parameters, with weights like step^(average - 1); 0: by the last
 
     def __post_init__(self) -> None:
@@ -203,6 +212,7 @@ _NUMBERS: dict[str, tuple[float, float, str]] = {
     "eps": (-1e-300, math.inf, "a finite number from 0"),
     "clip": (0.0, math.inf, "a positive, finite number"),
     "weight_decay": (-1e-300, math.inf, "a finite number from 0"),
+    "penalty": (-1e-300, math.inf, "a finite number from 0"),
     "momentum": (-1e-300, 1.0, "a number from 0, below 1"),
     "average": (-1e-300, math.inf, "a finite number from 0"),
 }

@@ -88,7 +88,10 @@ def demand(model: nn.Module, batch: Tensor, config: Config) -> Demand:
     if config.method == "gauss-newton":
         curved = loss  # where its second order begins
     count = len(batch)
-    return Demand(max(sizes) * count, max(curved) * count, sum(sizes) * count, parameters, config.method)
+    # the pairs of a penalty are as long as the weights
+    weights = max(p.numel() * p.element_size() for p in model.parameters()) if config.penalty else 0
+    second = max(max(curved) * count, weights)
+    return Demand(max(sizes) * count, second, sum(sizes) * count, parameters, config.method)
 
 
 def require(demands: list[tuple[Demand, int]], device: torch.device, free: int | None = None) -> None:

@@ -230,13 +230,21 @@ class Trainer:
         loss = functional.cross_entropy(logits, labelled, ignore_index=_IGNORED, reduction=reduction)
         if reduction == "none":
             loss = loss * (len(index) / there.sum())
+        loss = self._penalised(loss, self.model)
         return loss, ((logits.argmax(1) == labels) & there).sum()
 
     def _loss_of(self, model: torch.nn.Module, index: Tensor) -> tuple[Tensor, Tensor]:
         images, labels = self.data.train.images[index], self.data.train.labels[index]
         logits = model(images)
-        loss = functional.cross_entropy(logits, labels, reduction=self._reduction)
+        loss = self._penalised(functional.cross_entropy(logits, labels, reduction=self._reduction), model)
         return loss, (logits.argmax(1) == labels).sum()
+
+    def _penalised(self, loss: Tensor, model: torch.nn.Module) -> Tensor:
+        """The loss and the penalty on the weights, a part of the plane as the loss is; decay is a step beside it."""
+        if not self.config.penalty:
+            return loss
+        squares = [weight.square().sum() for weight in model.parameters() if weight.ndim > 1]
+        return loss + self.config.penalty / 2 * sum(squares[1:], squares[0])
 
     @property
     def _reduction(self) -> str:
