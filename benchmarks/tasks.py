@@ -20,6 +20,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -95,23 +96,25 @@ class Residual(nn.Module):
         return logits
 
 
-class Decoder(nn.Module):
-    """A causal transformer of two layers."""
+class Transformer(nn.Module):
+    """Two layers: causal, with logits of each next word, or bidirectional, with logits of the mean over the places."""
 
-    def __init__(self, words: int = 12, width: int = 32, length: int = 16) -> None:
+    def __init__(self, words: int, length: int, classes: int, causal: bool, width: int = 32) -> None:
         super().__init__()
+        self.causal = causal
         self.words, self.place = nn.Embedding(words, width), nn.Parameter(0.02 * torch.randn(length, width))
         layer: dict[str, Any] = {"dropout": 0.0, "activation": "gelu", "batch_first": True, "norm_first": True}
         self.layers = nn.ModuleList([nn.TransformerEncoderLayer(width, 4, 2 * width, **layer) for _ in range(2)])
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, words)
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits of each next word."""
+        """Logits."""
         h = self.words(x) + self.place
-        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1]) if self.causal else None
         for layer in self.layers:
-            h = layer(h, src_mask=mask, is_causal=True)
-        logits: Tensor = self.head(self.norm(h))
+            h = layer(h, src_mask=mask, is_causal=self.causal)
+        h = self.norm(h)
+        logits: Tensor = self.head(h if self.causal else h.mean(1))
         return logits
 
 
@@ -127,25 +130,6 @@ def echoes(split: int, length: int = 12, words: int = 8, later: int = 3) -> tupl
     generator = torch.Generator().manual_seed(split)
     x = torch.randint(words, ((4000, 1000)[split], length), generator=generator)
     return x, torch.cat([torch.zeros_like(x[:, :later]), x[:, :-later]], 1)
-
-
-class Encoder(nn.Module):
-    """A bidirectional transformer of two layers, and the mean over its places."""
-
-    def __init__(self, words: int = 8, width: int = 32, length: int = 12, classes: int = 5) -> None:
-        super().__init__()
-        self.words, self.place = nn.Embedding(words, width), nn.Parameter(0.02 * torch.randn(length, width))
-        layer: dict[str, Any] = {"dropout": 0.0, "activation": "gelu", "batch_first": True, "norm_first": True}
-        self.layers = nn.ModuleList([nn.TransformerEncoderLayer(width, 4, 2 * width, **layer) for _ in range(2)])
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits."""
-        h = self.words(x) + self.place
-        for layer in self.layers:
-            h = layer(h)
-        logits: Tensor = self.head(self.norm(h).mean(1))
-        return logits
 
 
 class Recurrent(nn.Module):
@@ -196,7 +180,7 @@ TASKS = {
     ),
     "digits, residual network": Task(Residual, digits, _nll, _hits, "accuracy", 256, 1000),
     "copied words, transformer": Task(
-        Decoder,
+        partial(Transformer, 12, 16, 12, causal=True),
         copies,
         _token_nll,
         lambda out, y: (out.argmax(2) == y)[:, 8:].float().mean(),
@@ -204,7 +188,9 @@ TASKS = {
         128,
         600,
     ),
-    "counted words, bidirectional encoder": Task(Encoder, counts, _nll, _hits, "accuracy", 128, 600),
+    "counted words, bidirectional encoder": Task(
+        partial(Transformer, 8, 12, 5, causal=False), counts, _nll, _hits, "accuracy", 128, 600
+    ),
     "echoed words, LSTM": Task(
         Recurrent,
         echoes,

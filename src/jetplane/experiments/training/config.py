@@ -20,6 +20,8 @@ __all__ = [
     *("Config", "choice"),
 ]
 
+FORWARD_GRADIENT = ("forward-adam", "forward-sgd", "horizon")  # estimate a gradient by tangents of the activations
+
 # The options beyond lr, batch size and the like that each method takes.
 _TAKES: dict[str, tuple[str, ...]] = {
     "fgd": ("k", "clip", "weight_decay", "compile"),
@@ -38,14 +40,10 @@ _TAKES: dict[str, tuple[str, ...]] = {
     "gauss-newton": ("k", "clip", "weight_decay", "compile"),
 }
 _TAKES |= {method: (*names, "average") for method, names in _TAKES.items() if method != "horizon"}  # it has its own
-_TAKES |= {
-    method: (*names, "penalty")
-    for method, names in _TAKES.items()
-    if method not in ("forward-adam", "forward-sgd", "horizon")
-}  # these estimate the gradient of what depends on activations
+# a penalty on the weights has no activations
+_TAKES |= {method: (*names, "penalty") for method, names in _TAKES.items() if method not in FORWARD_GRADIENT}
 METHODS = tuple(_TAKES)
 SECOND_ORDER = ("fomoh", "fomoh-bp", "fomoh-kd", "gauss-newton")  # measure the curvature of a plane
-FORWARD_GRADIENT = ("forward-adam", "forward-sgd", "horizon")  # estimate a gradient by tangents of the activations
 PER_SAMPLE = (*FORWARD_GRADIENT, "gauss-newton")  # are given one loss for each sample
 REVERSE = ("fomoh-bp", "backprop", "sgd", "adam")  # use a backward pass
 SCHEDULES = ("none", "rise", "step", "milestone3", "cosine", "custom")
@@ -101,9 +99,7 @@ class Config:
     start: float | None = None  # damping, radius or sigma with which an adaptive solver begins (1)
     divergence: float | None = 10.0  # end at so many times the first loss, for three epochs; None: where not finite
     samples: int = 4  # tangents J of each activation: of the methods on forward gradients
-    penalty: float = (
-        0.0  # of p / 2 |w|^2 in the loss, w the weights without biases; running training values have it, too
-    )
+    penalty: float = 0.0  # p of p / 2 |w|^2 in the loss, without biases; running training values have it, too
     average: float = 0.0  # judge by the mean of the parameters, with weights like step^(average - 1); 0: by the last
 
     def __post_init__(self) -> None:
