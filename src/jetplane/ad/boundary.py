@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -377,7 +377,7 @@ class Boundary:
         elif isinstance(out, Operand):
             if any(out.primal.untyped_storage() is tensor.untyped_storage() for tensor in tracked):
                 # memory of its own: what the program does with the argument's is another matter
-                out = Operand(out.primal.clone(), out.tangent, out.second)
+                out = replace(out, primal=out.primal.clone())
             head = None if late else self._head(func, args, out)
             recipe = None if late else self._recipe(func, args, kwargs, tracked, out.primal)
             self._states[out.primal.untyped_storage()] = State(late, head, recipe)

@@ -13,6 +13,8 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from .sparse import Block, Factors
+
 
 @runtime_checkable
 class Directions(Protocol):
@@ -29,6 +31,33 @@ class Directions(Protocol):
         Must give the same rows whenever it is asked again.
         """
         ...
+
+
+@runtime_checkable
+class Structured(Directions, Protocol):
+    """Directions that know where they are zero, or that they are outer products."""
+
+    @property
+    def structured(self) -> bool:
+        """Whether they do: what is made of other directions knows it of them."""
+        ...
+
+    def blocks(self, position: int, like: Tensor) -> list[Block]:
+        """The rows for one tensor that are not zero, by increasing numbers of the directions."""
+        ...
+
+
+def is_structured(directions: Directions) -> bool:
+    """Whether ``blocks`` says more of the directions than their rows do."""
+    return bool(getattr(directions, "structured", False))
+
+
+def blocks_of(directions: Directions, position: int, like: Tensor) -> list[Block]:
+    """The blocks of directions, of which those that know no more are one."""
+    if is_structured(directions):
+        assert isinstance(directions, Structured)
+        return directions.blocks(position, like)
+    return [Block(0, directions.rows(position, like, 0, directions.k))]
 
 
 @dataclass(frozen=True)
@@ -94,6 +123,14 @@ class Joined:
             parts.append(self.then.rows(position, like, max(start, cut) - cut, stop - cut))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
+    @property
+    def structured(self) -> bool:
+        return is_structured(self.first) or is_structured(self.then)
+
+    def blocks(self, position: int, like: Tensor) -> list[Block]:
+        behind = [block._replace(start=block.start + self.first.k) for block in blocks_of(self.then, position, like)]
+        return blocks_of(self.first, position, like) + behind
+
 
 @dataclass(frozen=True)
 class Checked:
@@ -146,6 +183,32 @@ class Leaf:
     def second(self) -> Tensor | None:
         """(1, *S) or None"""
         return self.curve
+
+    @property
+    def structured(self) -> bool:
+        """Whether some of the tangents are zero, or outer products."""
+        return is_structured(self.directions)
+
+    def blocks(self) -> list[Block]:
+        """The chosen rows that are not zero, numbered within the chosen ones."""
+        found = []
+        number = 0
+        parts = blocks_of(self.directions, self.position, self.tensor)
+        for start, stop in _ranges(self.chosen):
+            found += [_cut(block, start, stop, number) for block in parts if block.start < stop and start < block.stop]
+            number += stop - start
+        return found
+
+
+def _cut(block: Block, start: int, stop: int, number: int) -> Block:
+    """The rows from ``start`` to ``stop``, of which the first has another number."""
+    low, high = max(start, block.start), min(stop, block.stop)
+    place = number + low - start
+    if (low, high) == (block.start, block.stop):
+        return block._replace(start=place)
+    part = slice(low - block.start, high - block.start)
+    rows = block.rows
+    return Block(place, Factors(rows.left[part], rows.right[part]) if isinstance(rows, Factors) else rows[part])
 
 
 def _ranges(chosen: tuple[int, ...]) -> list[tuple[int, int]]:

@@ -7,7 +7,7 @@ Zero rows are handled here and nowhere else: a rule never sees a missing tangent
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -17,6 +17,7 @@ from ..errors import MissingRule
 from . import _torch
 from .jet import Lifted, Operand, PairSet
 from .registry import Kind, Rule, add, argument_names, name_of
+from .sparse import SparseOperand, Support, Term, gathered, term_of
 
 Derivative = Callable[..., Any]
 
@@ -397,6 +398,8 @@ def bilinear(op: Any, lift: Callable[..., Lifted] | None = None) -> None:
 
 def product(pairs: PairSet, y: Tensor, lifted: Lifted, a: Any, b: Any) -> Operand:
     """The jet of y = B(a, b): the product rule of first and second order, for any bilinear B."""
+    if isinstance(a, SparseOperand) or isinstance(b, SparseOperand):
+        return _sparse_product(y, lifted, a, b)
     x, w = primal_of(a), primal_of(b)
     xt, wt = _rows_of(a, "tangent"), _rows_of(b, "tangent")
     tangent = accumulate(None if xt is None else lifted.left(xt, w), None if wt is None else lifted.right(x, wt))
@@ -409,6 +412,29 @@ def product(pairs: PairSet, y: Tensor, lifted: Lifted, a: Any, b: Any) -> Operan
         None if xt is None or wt is None else pairs.bilinear(lifted, xt, wt),
     )
     return Operand(y, tangent, second)
+
+
+def _sparse_product(y: Tensor, lifted: Lifted, a: Any, b: Any) -> Operand:
+    """The same of first order, each term for the directions that it is there for."""
+    x, w = primal_of(a), primal_of(b)
+    terms: list[Term] = []
+    if isinstance(a, Operand) and (left := term_of(a)) is not None:
+        terms.append(Term(left.support, lifted.left(left.rows, w)))
+    apply = getattr(lifted, "outer", None)  # where the product can take outer products as they are
+    if isinstance(b, SparseOperand) and apply is not None:
+        k = b.support.k
+        terms += [Term(Support.of(k, [(one.start, one.stop)]), apply(x, one.rows)) for one in b.outer]
+        b = replace(b, outer=())
+    if isinstance(b, Operand) and (right := term_of(b)) is not None:
+        terms.append(Term(right.support, lifted.right(x, right.rows)))
+    return with_term(y, gathered(terms))
+
+
+def with_term(y: Tensor, term: Term | None) -> Operand:
+    """The jet of first order with these rows."""
+    if term is None or term.support.whole:
+        return Operand(y, None if term is None else term.rows, None)
+    return SparseOperand(y, term.rows, None, term.support)
 
 
 class Joint(Lifted, Protocol):

@@ -21,6 +21,7 @@ from .jet import Operand, PairSet
 from .locate import call_site
 from .registry import Kind, Plan, argument_names, plan
 from .rows import Record, Seed
+from .sparse import SparseOperand, Support, padded, term_of
 from .stops import StopMode, every_stop
 
 __all__ = ["JetMode"]
@@ -43,6 +44,7 @@ class JetMode(_torch.DispatchMode):
         self.stops = StopMode(self)
         self._records: weakref.WeakKeyDictionary[Any, Record | Seed] = weakref.WeakKeyDictionary()
         self._stopped: dict[int, weakref.ref[Tensor]] = {}
+        self._sparse = False  # whether there are leaves that vary along some directions alone
         self._unused: list[Seed] = []  # that no operation has been seen to read
         self._functions: list[str] = []  # autograd.Functions running that no perturbed tensor was passed to
 
@@ -50,6 +52,7 @@ class JetMode(_torch.DispatchMode):
 
     def seed(self, tensor: Tensor, seed: Seed) -> None:
         """Perturb a leaf."""
+        self._sparse |= self.boundary is not None and seed.structured
         storage = tensor.untyped_storage()
         other = self._records.get(storage)
         if other is None:
@@ -189,8 +192,40 @@ class JetMode(_torch.DispatchMode):
                 rows = partial(self.boundary.rows, func, find=self.record_of)
                 out = self._rule(step, func, args, kwargs, self.boundary.late, partial(self._lift, read=rows))
             else:
-                out = self._rule(step, func, args, kwargs, self.boundary.early, self._lift)
+                out = self._early(step, func, args, kwargs, self.boundary.early)
             return self.boundary.note(late, func, args, kwargs, tracked, out)
+
+    def _early(self, step: Plan, func: Any, args: Any, kwargs: Any, pairs: PairSet) -> Any:
+        """The outputs of a rule before the boundary: tangents alone, of some directions where no argument has more."""
+        if not self._sparse:
+            return self._rule(step, func, args, kwargs, pairs, self._lift)
+        given: list[Operand] = []
+        args, kwargs = (self._lift_sparsely(values, given) for values in (args, kwargs))
+        if step.family == "bilinear" or not any(isinstance(one, SparseOperand) for one in given):
+            return self._rule(step, func, args, kwargs, pairs, _identity)
+        terms = [term_of(one) for one in given]
+        union = Support.of(pairs.k, (run for term in terms if term is not None for run in term.support.runs))
+        rows = {
+            id(one): one.primal if term is None else Operand(one.primal, padded(term, union), None)
+            for one, term in zip(given, terms, strict=True)
+        }
+        out = self._rule(step, func, args, kwargs, PairSet.none(union.count), partial(_replaced, rows))
+        return out if union.whole else _supported(out, union)
+
+    def _lift_sparsely(self, value: Any, given: list[Operand]) -> Any:
+        """An argument with jets in place of perturbed tensors, which are noted in ``given``."""
+        if isinstance(value, Tensor):
+            record = self.record_of(value) if self.tracks(value) else None
+            if record is None:
+                return value
+            one = record.operand(value) if isinstance(record, Record) else record.operand(value, self.pairs.k)
+            given.append(one)
+            return one
+        if isinstance(value, _SEVERAL):
+            return [self._lift_sparsely(item, given) for item in value]
+        if isinstance(value, dict):
+            return {name: self._lift_sparsely(item, given) for name, item in value.items()}
+        return value
 
     def _rule(self, step: Plan, func: Any, args: Any, kwargs: Any, pairs: PairSet, lift: Callable[[Any], Any]) -> Any:
         assert step.apply is not None
@@ -202,7 +237,7 @@ class JetMode(_torch.DispatchMode):
         """Enter the rows of the outputs and hand back ordinary tensors."""
         if isinstance(out, Operand):
             value = _fresh(out.primal, args)
-            self._enter(value, out.tangent, out.second)
+            self._enter(value, out)
             return value
         if isinstance(out, Tensor):
             return _fresh(out, args)
@@ -211,13 +246,13 @@ class JetMode(_torch.DispatchMode):
             return items if isinstance(out, list) else tuple(items)
         return out
 
-    def _enter(self, value: Tensor, tangent: Tensor | None, second: Tensor | None) -> None:
-        if tangent is None and second is None:
+    def _enter(self, value: Tensor, jet: Operand) -> None:
+        if jet.tangent is None and jet.second is None:
             return
         if value.is_complex():
             raise _complex("an operation")
         # Outputs of one operation may share a storage, so an existing record is written to, not replaced.
-        self._overwrite(value, tangent, second)
+        self._overwrite(value, jet)
 
     def _write(self, step: Plan, func: Any, args: Any, kwargs: Any, tracked: list[Tensor]) -> Any:
         """An in-place or out= operation: the functional counterpart's jets, written into the destinations."""
@@ -256,7 +291,7 @@ class JetMode(_torch.DispatchMode):
         for target, jet in zip(targets, jets, strict=True):
             if self.boundary is not None:
                 self.boundary.move(jet.primal, target, self.tracks(target))
-            self._overwrite(target, jet.tangent, jet.second)
+            self._overwrite(target, jet)
         return result
 
     def _jet_for(self, target: Tensor, value: Tensor, func: Any) -> Operand:
@@ -284,21 +319,23 @@ class JetMode(_torch.DispatchMode):
                     "with others; expected a write into a clone."
                 )
 
-    def _overwrite(self, target: Tensor, tangent: Tensor | None, second: Tensor | None) -> None:
+    def _overwrite(self, target: Tensor, jet: Operand) -> None:
+        tangent, second = jet.tangent, jet.second
+        support = jet.support if isinstance(jet, SparseOperand) else None
         storage = target.untyped_storage()
         record = self._records.get(storage)
         if record is None and _fits(tangent, target) and _fits(second, target):  # as nearly always
             if tangent is not None or second is not None:
-                self._records[storage] = Record(target, tangent, second)
+                self._records[storage] = Record(target, tangent, second, support)
             return
         with self.above():
             tangent, second = _cast(tangent, target), _cast(second, target)
             if record is None:
-                self._records[storage] = Record(target, tangent, second)
+                self._records[storage] = Record(target, tangent, second, support)
                 return
             if isinstance(record, Seed):
                 record = record.record(target)
-            record.write(target, tangent, second)
+            record.write(target, tangent, second, support)
         if record.empty:
             del self._records[storage]
         else:
@@ -373,6 +410,23 @@ def _fresh(value: Tensor, args: Any) -> Tensor:
         if given is value:
             return value.detach()
     return value
+
+
+def _identity(value: Any) -> Any:
+    return value
+
+
+def _replaced(rows: dict[int, Any], value: Any) -> Any:
+    if isinstance(value, Operand):
+        return rows[id(value)]
+    return [_replaced(rows, item) for item in value] if isinstance(value, list) else value
+
+
+def _supported(out: Any, support: Support) -> Any:
+    """The outputs of a rule, whose tangents belong to these directions."""
+    if isinstance(out, Operand):
+        return SparseOperand(out.primal, out.tangent, None, support)
+    return type(out)(_supported(item, support) for item in out) if isinstance(out, _SEVERAL) else out
 
 
 def _fits(rows: Tensor | None, value: Tensor) -> bool:

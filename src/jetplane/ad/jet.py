@@ -137,8 +137,8 @@ class PairSet:
         if self.shape != "all" or self.k < _MANY:
             return self.outer(a, b).sum(axis, keepdim=True)
         left, right = a.movedim(axis, -1).movedim(0, -2), b.movedim(axis, -1).movedim(0, -1)  # (*S, K, n), (*S, n, K)
-        grid = torch.matmul(left, right)
-        rows = torch.cat([grid[..., i, i:] for i in range(self.k)], -1)
+        i, j = torch.triu_indices(self.k, self.k, device=a.device)  # in the order of the pairs
+        rows = torch.matmul(left, right).flatten(-2).index_select(-1, i * self.k + j)
         return self._collapse(rows.movedim(-1, 0).unsqueeze(axis))
 
     def cross(self, a: Tensor, b: Tensor) -> Tensor:

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from . import _torch
+from .jet import Operand
+from .sparse import Block, Factors, SparseOperand, Support, Term, gathered, padded
 
 Geometry = tuple[tuple[int, ...], tuple[int, ...], int]
 
@@ -28,11 +30,22 @@ class Source(Protocol):
     def tangent(self) -> Tensor: ...  # (K, *S)
     def second(self) -> Tensor | None: ...  # (rows, *S)
 
+    @property
+    def structured(self) -> bool: ...  # whether some tangents are zero, or outer products
+
+    def blocks(self) -> list[Block]: ...  # then: the tangents that are not zero
+
 
 class Record:
-    """The rows of one storage, anchored to the geometry of the tensor that they were made for."""
+    """The rows of one storage, anchored to the geometry of the tensor that they were made for.
 
-    def __init__(self, tensor: Tensor, tangent: Tensor | None, second: Tensor | None) -> None:
+    With a ``support`` the tangents are those of its directions alone, and there are no second rows.
+    """
+
+    def __init__(
+        self, tensor: Tensor, tangent: Tensor | None, second: Tensor | None, support: Support | None = None
+    ) -> None:
+        self._support = None if tangent is None else support
         self._anchor = geometry(tensor)
         self._parts: list[Tensor | None] = [tangent, second]
         self._dtype = tensor.dtype
@@ -46,6 +59,19 @@ class Record:
 
     def read(self, tensor: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Tangent and second rows of ``tensor``, a view of the recorded storage."""
+        tangent, second = self._read(tensor)
+        if self._support is not None and tangent is not None:
+            tangent = padded(Term(self._support, tangent), Support.all(self._support.k))
+        return tangent, second
+
+    def operand(self, tensor: Tensor) -> Operand:
+        """The same with the rows of some directions alone, where there are no others."""
+        tangent, second = self._read(tensor)
+        if self._support is not None and tangent is not None:
+            return SparseOperand(tensor, tangent, None, self._support)
+        return Operand(tensor, tangent, second)
+
+    def _read(self, tensor: Tensor) -> tuple[Tensor | None, Tensor | None]:
         self._owned = False
         if geometry(tensor) == self._anchor:
             return self._parts[0], self._parts[1]
@@ -53,11 +79,14 @@ class Record:
         tangent, second = (None if part is None else _view(part, tensor) for part in self._parts)
         return tangent, second
 
-    def write(self, tensor: Tensor, tangent: Tensor | None, second: Tensor | None) -> None:
+    def write(
+        self, tensor: Tensor, tangent: Tensor | None, second: Tensor | None, support: Support | None = None
+    ) -> None:
         """Make these the rows of ``tensor``, a view of the recorded storage."""
         if _covers(tensor):
-            self.__init__(tensor, tangent, second)  # type: ignore[misc]
+            self.__init__(tensor, tangent, second, support)  # type: ignore[misc]
             return
+        tangent = self._widen(tangent, support)
         self._flatten(tensor)
         for index, rows in enumerate((tangent, second)):
             part = self._parts[index]
@@ -75,6 +104,13 @@ class Record:
             self._parts[index] = part
         # every part that is not None has just been cloned or made here
         self._owned = True
+
+    def _widen(self, tangent: Tensor | None, support: Support | None) -> Tensor | None:
+        """Tangents to write, of all directions; those that are here are made so, too."""
+        if self._support is not None and self._parts[0] is not None:
+            self._parts[0] = padded(Term(self._support, self._parts[0]), Support.all(self._support.k))
+            self._support, self._owned = None, False
+        return tangent if tangent is None or support is None else padded(Term(support, tangent), Support.all(support.k))
 
     def _flatten(self, tensor: Tensor) -> None:
         """Re-anchor the rows to the whole storage, (R, elements); without a copy where the layouts agree."""
@@ -162,6 +198,34 @@ class Seed:
                 return record.read(tensor)
             self._views = record  # of rows that are held; writes make a record of their own
         return self._views.read(tensor)
+
+    @property
+    def structured(self) -> bool:
+        """Whether some of the leaf's tangents are zero, or outer products."""
+        return self._source.structured
+
+    def operand(self, tensor: Tensor, k: int) -> Operand:
+        """The leaf's tangents, or those of a view of it, without zeros and with outer products as they are."""
+        if not self.structured:
+            return Operand(tensor, *self.read(tensor))
+        blocks, turned = self._source.blocks(), self._is_transpose(tensor)
+        dense = [block for block in blocks if not isinstance(block.rows, Factors)]
+        outer = [block for block in blocks if isinstance(block.rows, Factors)]
+        if geometry(tensor) != self._shape and not turned:
+            dense, outer = [Block(block.start, block.dense()) for block in blocks], []
+        terms = [Term(Support.of(k, [(block.start, block.stop)]), block.dense()) for block in dense]
+        term = gathered(terms)
+        support, rows = (Support(k, ()), None) if term is None else term
+        if turned:
+            outer = [Block(start, Factors(rows.right, rows.left)) for start, rows in outer]  # type: ignore[union-attr]
+            rows = None if rows is None else rows.mT
+        elif rows is not None and geometry(tensor) != self._shape:
+            return Record(tensor.as_strided(*self._shape), rows, None, support).operand(tensor)
+        return SparseOperand(tensor, rows, None, support, tuple(outer))
+
+    def _is_transpose(self, tensor: Tensor) -> bool:
+        """Whether the tensor is the leaf, a matrix, transposed."""
+        return len(self._shape[0]) == tensor.ndim == 2 and geometry(tensor.mT) == self._shape != geometry(tensor)
 
     def record(self, tensor: Tensor) -> Record:
         """The leaf's rows as an ordinary record, for views and writes."""

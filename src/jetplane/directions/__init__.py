@@ -10,6 +10,7 @@ from .memory import Best, Momentum, PreviousStep
 from .mixed import Mixed, PerLayer
 from .plane import Family, Memory, Plane, Remembering, Resizable, Size, Taken
 from .random import Gaussian, Orthonormal, Rademacher, Sphere
+from .rank_one import RankOne
 
 __all__ = [
     "Best",
@@ -27,6 +28,7 @@ __all__ = [
     "Plane",
     "PreviousStep",
     "Rademacher",
+    "RankOne",
     "Remembering",
     "Resizable",
     "Size",

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..ad.directions import Directions
+from .counter import working_dtype
 from .plane import Memory, Plane, Taken, entries
 
 _BLOCK = 8  # directions that are made at a time
@@ -148,7 +149,9 @@ class _Remembered:
 
     def rows(self, position: int, like: Tensor, start: int, stop: int) -> Tensor:
         rows = self._tensors[position][start:stop]
-        return rows * self._factors[start:stop].to(rows.dtype).reshape(-1, *(1,) * like.ndim)
+        dtype = working_dtype(rows.dtype)  # of short dtypes the factor would not be one
+        factors = self._factors[start:stop].to(dtype).reshape(-1, *(1,) * like.ndim)
+        return (rows.to(dtype) * factors).to(rows.dtype)
 
     @cached_property
     def _factors(self) -> Tensor:
@@ -158,4 +161,6 @@ class _Remembered:
         parts = [torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in flat]
         length = torch.linalg.vector_norm(torch.stack(parts), dim=0)
         wanted = math.sqrt(entries(self._tensors) / self.k)
-        return torch.where(length > 0, wanted / torch.where(length > 0, length, 1.0), 0.0)
+        # what is shorter than any number that it could be divided by is nothing to remember
+        there = length > wanted / torch.finfo(torch.float32).max
+        return torch.where(there, wanted / torch.where(there, length, 1.0), 0.0)

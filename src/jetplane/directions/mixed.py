@@ -117,6 +117,19 @@ def resizable(family: Family) -> Resizable | None:
     return cast(Resizable, family) if getattr(family, "size", None) is not None else None
 
 
+def layers_of(leaves: Sequence[Tensor]) -> list[int]:
+    """The number of each parameter's layer, from 0: one begins at each parameter of two or more axes.
+
+    Example:
+        >>> layers_of([torch.zeros(3, 2), torch.zeros(3), torch.zeros(1, 3), torch.zeros(1)])
+        [0, 0, 1, 1]
+    """
+    numbers: list[int] = []
+    for leaf in leaves:
+        numbers.append((numbers[-1] if numbers else -1) + (not numbers or leaf.ndim > 1))
+    return numbers
+
+
 @dataclass(frozen=True)
 class PerLayer:
     """Each direction of a family split into one direction for each layer, zero in all others: K times the layers.
@@ -158,12 +171,7 @@ class PerLayer:
             self.family.remember(memory, deltas, taken)
 
     def _layers(self, leaves: Sequence[Tensor]) -> list[int]:
-        """The number of each parameter's layer, from 0."""
-        numbers: list[int] = []
-        for leaf in leaves:
-            begins = not numbers or self.by == "parameter" or leaf.ndim > 1
-            numbers.append((numbers[-1] if numbers else -1) + begins)
-        return numbers
+        return list(range(len(leaves))) if self.by == "parameter" else layers_of(leaves)
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ def _check_numbers(plane: Plane) -> None:
 
 
 @dataclass(frozen=True)
-class _Random(ABC):
+class RandomFamily(ABC):
     """What the random families share: K directions, drawn within the range of the counter."""
 
     k: int
@@ -55,7 +55,7 @@ class _Random(ABC):
 
 
 @dataclass(frozen=True)
-class Gaussian(_Random):
+class Gaussian(RandomFamily):
     """Independent standard normal entries: E[v v^T] = I, which makes E[(v . g) v] = g.
 
     Example:
@@ -68,11 +68,11 @@ class Gaussian(_Random):
     """
 
     def _rows(self, plane: Plane) -> Directions:
-        return _Normal(self.k, plane)
+        return NormalRows(self.k, plane)
 
 
 @dataclass(frozen=True)
-class Rademacher(_Random):
+class Rademacher(RandomFamily):
     """Entries +1 or -1 with equal chances: E[v v^T] = I, and every direction has the length sqrt(D).
 
     Example:
@@ -86,7 +86,7 @@ class Rademacher(_Random):
 
 
 @dataclass(frozen=True)
-class Sphere(_Random):
+class Sphere(RandomFamily):
     """Uniform on the unit sphere: v = z / |z| with normal z, the length taken over all parameters together.
 
     Example:
@@ -100,7 +100,7 @@ class Sphere(_Random):
 
 
 @dataclass(frozen=True)
-class Orthonormal(_Random):
+class Orthonormal(RandomFamily):
     """K orthonormal directions, uniform among all such frames: V V^T = I over all parameters together.
 
     V^T is the Q of the QR factorisation of normal rows, its signs chosen so that R has a positive diagonal. The rows
@@ -137,7 +137,7 @@ class _Lazy:
         return Stream(self._plane.seed, self._plane.step, self._plane.sample, position)
 
 
-class _Normal(_Lazy):
+class NormalRows(_Lazy):
     def rows(self, position: int, like: Tensor, start: int, stop: int) -> Tensor:
         return self._working(position, like, start, stop).to(like.dtype).reshape(stop - start, *like.shape)
 
@@ -157,7 +157,7 @@ class _Signs(_Lazy):
         return numbers.reshape(stop - start, *like.shape)
 
 
-class _Unit(_Normal):
+class _Unit(NormalRows):
     @cached_property
     def _lengths(self) -> Tensor:
         """(K,) in float64: the lengths of the normal rows over all parameters."""
@@ -172,7 +172,7 @@ class _Unit(_Normal):
         return numbers.to(like.dtype).reshape(stop - start, *like.shape)
 
 
-class _Frame(_Normal):
+class _Frame(NormalRows):
     @cached_property
     def _parts(self) -> list[Tensor]:
         """(K, entries of the leaf) for each parameter, on the device of the first."""

@@ -8,7 +8,8 @@ from typing import Any, TypedDict, Unpack
 from torch import Tensor
 
 from ..curvature import Curvature, ExactHessian, GaussNewton, NoCurvature
-from ..directions import Coordinate, Family, Gaussian, Gradient, Mixed, Momentum
+from ..directions import Coordinate, Family, Gaussian, Gradient, Mixed, Momentum, RankOne
+from ..directions.mixed import layers_of
 from ..solvers import AbsoluteCurvature, JitteredInverse, LevenbergMarquardt, NegativeSlope, Solver
 from .acceptance import Acceptance
 from .hyperplane import HyperplaneSearch, Moving
@@ -130,13 +131,14 @@ class FoMoHKD(HyperplaneSearch):
 
 
 class GaussNewtonSearch(HyperplaneSearch):
-    """Gauss-Newton steps in the plane of past steps, averaged over some horizons, and normal directions.
+    """Gauss-Newton steps in the plane of past steps, averaged over some horizons, and directions of rank one.
 
     There is nothing to tune: damping follows how well the model predicts, and a step that would raise the loss of its
     batch is not taken. Only a part of the way to the plane's minimum is gone (``LevenbergMarquardt.relaxation``): 0.15
     from 32 directions on, more with fewer, and all of it where they span the space. ``lr`` is a factor on top, for
     schedulers. ``k`` is 32 by default, or as many as the parameters have entries; up to four of them, and not more than
-    half, remember.
+    half, remember. The others are :class:`jetplane.directions.RankOne`, which cost little, or normal ones where there
+    are few for each layer or nearly as many as entries.
 
     Example:
         >>> model, x = torch.nn.Linear(3, 2), torch.randn(8, 3)
@@ -157,16 +159,23 @@ class GaussNewtonSearch(HyperplaneSearch):
         **options: Unpack[Options],
     ) -> None:
         groups = [_lasting(one) for one in params]
-        entries = sum(map(_entries, groups))
+        leaves = [leaf for one in groups for leaf in _leaves(one)]
+        entries = sum(leaf.numel() for leaf in leaves)
         if k is None:
             k = max(1, min(32, entries))
         directions: Family = Gaussian(k)  # checks k
         if horizons := _HORIZONS[: k // 2]:
-            directions = Mixed([Momentum(horizons), Gaussian(k - len(horizons))])
+            directions = Mixed([Momentum(horizons), _fresh(k - len(horizons), leaves, entries)])
         if solver is None:
             solver = LevenbergMarquardt(_DAMPING, _DAMPING, shrink=False, relaxation=_relaxation(k, entries))
         options.setdefault("accept", _UNRAISED)
         super().__init__(groups, lr, directions, GaussNewton(), solver, **options)
+
+
+def _fresh(k: int, leaves: list[Tensor], entries: int) -> Family:
+    """K random directions: of rank one where that is cheaper than what it leaves out."""
+    layers = max(layers_of(leaves)) + 1 if leaves else 0
+    return RankOne(k) if 2 * layers <= k <= entries / 4 else Gaussian(k)
 
 
 def _relaxation(k: int, entries: int) -> float:
@@ -184,13 +193,13 @@ def _lasting(one: Any) -> Any:
     return one
 
 
-def _entries(one: Any) -> int:
-    """How many entries move of a parameter, of one with its name, or of a group."""
+def _leaves(one: Any) -> list[Tensor]:
+    """What moves of a parameter, of one with its name, or of a group."""
     if isinstance(one, dict):
         params = one.get("params", ())
-        return sum(map(_entries, [params] if isinstance(params, Tensor) else params))
+        return [leaf for part in ([params] if isinstance(params, Tensor) else params) for leaf in _leaves(part)]
     leaf = one[-1] if isinstance(one, tuple) and one else one
-    return leaf.numel() if isinstance(leaf, Tensor) and leaf.requires_grad else 0
+    return [leaf] if isinstance(leaf, Tensor) and leaf.requires_grad else []
 
 
 class Newton(HyperplaneSearch):

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from ..ad import _torch
-from ..ad.directions import Directions
+from ..ad.directions import Directions, blocks_of, is_structured
 from ..ad.replay import Replay
+from ..ad.sparse import Block, Factors
 
 _FEW = 16  # entries up to which operations on a tensor take longer than Python's own arithmetic
 
@@ -36,11 +37,31 @@ class Scaled:
                 f"directions for {self.labels[position]} are {tuple(rows.shape)} {rows.dtype} on {rows.device}; "
                 f"expected {expected} {like.dtype} on {like.device}."
             )
+        return self._stretched(rows, position)
+
+    @property
+    def structured(self) -> bool:
+        return is_structured(self.directions)
+
+    def blocks(self, position: int, like: Tensor) -> list[Block]:
+        return [
+            Block(
+                block.start,
+                Factors(self._stretched(block.rows.left, position), block.rows.right)
+                if isinstance(block.rows, Factors)
+                else self._stretched(block.rows, position),
+            )
+            for block in blocks_of(self.directions, position, like)
+        ]
+
+    def _stretched(self, rows: Tensor, position: int) -> Tensor:
         scale = self.scales[position]
         return rows if isinstance(scale, float) and scale == 1.0 else rows * scale
 
     def combine(self, coefficients: Tensor, position: int, like: Tensor, block: int) -> Tensor:
         """sum_k c_k v_k for one tensor, ``block`` rows at a time: (*S)."""
+        if self.structured:
+            return self._combined(coefficients, position, like)
         total: Tensor | None = None
         for start in range(0, self.k, block):
             stop = min(start + block, self.k)
@@ -50,6 +71,14 @@ class Scaled:
             total = part if total is None else total.add_(part)
         assert total is not None
         return total
+
+    def _combined(self, coefficients: Tensor, position: int, like: Tensor) -> Tensor:
+        """The same for directions that know where they are zero."""
+        parts = []
+        for one in self.blocks(position, like):
+            some = coefficients[one.start : one.stop].to(like)
+            parts.append(one.rows.combined(some) if isinstance(one.rows, Factors) else _combined(some, one.rows))
+        return sum(parts[1:], parts[0]) if parts else torch.zeros_like(like)
 
 
 def _combined(coefficients: Tensor, rows: Tensor) -> Tensor:
@@ -118,9 +147,13 @@ class Held:
 
     def __init__(self, directions: Directions, leaves: Sequence[Tensor] = ()) -> None:
         self._directions = directions
-        self._made = {
-            position: directions.rows(position, leaf, 0, directions.k) for position, leaf in enumerate(leaves)
-        }
+        self._made: dict[int, Tensor] = {}
+        self._blocks: dict[int, list[Block]] = {}
+        for position, leaf in enumerate(leaves):
+            if self.structured:
+                self.blocks(position, leaf)
+            else:
+                self.rows(position, leaf, 0, directions.k)
 
     @property
     def k(self) -> int:
@@ -131,6 +164,15 @@ class Held:
             self._made[position] = self._directions.rows(position, like, 0, self.k)
         made = self._made[position]
         return made if stop - start == made.shape[0] else made[start:stop]
+
+    @property
+    def structured(self) -> bool:
+        return is_structured(self._directions)
+
+    def blocks(self, position: int, like: Tensor) -> list[Block]:
+        if position not in self._blocks:
+            self._blocks[position] = blocks_of(self._directions, position, like)
+        return self._blocks[position]
 
 
 @dataclass(frozen=True)
@@ -147,3 +189,11 @@ class Unwatched:
     def rows(self, position: int, like: Tensor, start: int, stop: int) -> Tensor:
         with self.replay.unwatched():
             return self.directions.rows(position, like, start, stop)
+
+    @property
+    def structured(self) -> bool:
+        return is_structured(self.directions)
+
+    def blocks(self, position: int, like: Tensor) -> list[Block]:
+        with self.replay.unwatched():
+            return blocks_of(self.directions, position, like)

@@ -74,11 +74,13 @@ class LevenbergMarquardt:
 
     def update(self, state: float, predicted: float | Tensor, actual: float | Tensor) -> float:
         """The next damping."""
-        return followed(state, agreement(predicted, actual), up=self.up, down=self.down, smallest=self.smallest)
+        ratio = agreement(predicted, actual)
+        return min(followed(state, ratio, up=self.up, down=self.down, smallest=self.smallest), max(state, _LARGEST))
 
     def traced_update(self, state: Tensor, predicted: Tensor, actual: Tensor) -> Tensor:
         """The next damping as a program that asks the host nothing."""
-        return traced.followed(state, predicted, actual, up=self.up, down=self.down, smallest=self.smallest)
+        after = traced.followed(state, predicted, actual, up=self.up, down=self.down, smallest=self.smallest)
+        return torch.minimum(after, state.clamp_min(_LARGEST))
 
     def __call__(self, model: Quadratic) -> Step:
         damping = torch.tensor(self.damping, dtype=torch.float64, device="cpu")
@@ -124,6 +126,9 @@ def _scaled(plain: Plain) -> tuple[Plain, Tensor]:
 
 
 _TRIES = 8
+
+# Curvatures have been scaled to 1. Where steps are so short that rounding hides what they gain, damping would grow on.
+_LARGEST = 1e12
 
 
 def _damped(curvature: Tensor, damping: Tensor) -> _Damped:

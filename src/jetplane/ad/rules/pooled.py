@@ -19,6 +19,7 @@ from ..families import jet_rule, primal_of
 from ..jet import Operand, PairSet
 from ..registry import lookup
 from ..rows import geometry
+from ..sparse import SparseOperand
 from . import convolution_kernel as kernel
 
 __all__ = ["layer"]
@@ -49,7 +50,8 @@ def _(
 
 @jet_rule(torch.ops.jetplane.convolution_relu_pool.default, "bilinear")
 def _rule(pairs: PairSet, op: Any, x: Any, w: Any, bias: Any, stride: Any, padding: Any, dilation: Any) -> Operand:
-    if not _pays(x, w, bias, stride, padding, dilation):
+    sparse = any(isinstance(one, SparseOperand) for one in (x, w, bias))
+    if sparse or not _pays(x, w, bias, stride, padding, dilation):
         return _composed(pairs, x, w, bias, stride, padding, dilation)
     constant = not isinstance(x, Operand) or (x.tangent is None and x.second is None)
     if constant or not pairs.rows:
@@ -68,8 +70,11 @@ def _composed(pairs: PairSet, x: Any, w: Any, bias: Any, stride: Any, padding: A
         return rule.apply(pairs, op, *args)
 
     y = follow(aten.convolution.default, x, w, bias, stride, padding, dilation, False, [0, 0], 1)
+    support = y.support if isinstance(y, SparseOperand) else None
+    if support is not None:  # of so many directions; the rules below do not ask which
+        y = Operand(y.primal, y.tangent, None)
     pooled, _ = follow(aten.max_pool2d_with_indices.default, follow(aten.relu.default, y), _WINDOW, _WINDOW)
-    return pooled
+    return pooled if support is None else SparseOperand(pooled.primal, pooled.tangent, None, support)
 
 
 def _pays(x: Any, w: Any, bias: Any, stride: Any, padding: Any, dilation: Any) -> bool:

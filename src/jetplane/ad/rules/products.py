@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,8 +21,10 @@ from ..families import (
     product,
     scaled,
     spread,
+    with_term,
 )
 from ..jet import Operand, PairSet
+from ..sparse import Factors, SparseOperand, Term, gathered, term_of
 from . import convolution_kernel
 
 aten = torch.ops.aten
@@ -57,6 +59,11 @@ class MatMul:
     def joint(self, a: Tensor, b: Tensor) -> Tensor:
         return self.grid(a, b)
 
+    def outer(self, a: Tensor, b: Factors) -> Tensor:
+        """Products of a (*batch, m, k) with matrices u_r v_r^T (k, n)."""
+        inner = torch.matmul(a, b.left.T)  # (*batch, m, R)
+        return inner.movedim(-1, 0).unsqueeze(-1) * b.right.reshape(len(b.right), *(1,) * (a.ndim - 1), -1)
+
 
 def _matmul(op: Any, a: Tensor, b: Tensor) -> MatMul:
     return MatMul()
@@ -80,6 +87,12 @@ def _affine(bias: Any, beta: Any, inner: Operand, alpha: Any) -> Operand:
             return spread(more, inner.primal)
         return accumulate(rows, more)
 
+    if isinstance(inner, SparseOperand) or isinstance(bias, SparseOperand):
+        terms = [(inner, alpha), (bias, beta)]
+        found = [(term_of(one), factor) for one, factor in terms if isinstance(one, Operand)]
+        rows = [(term.support, scaled(align(term.rows, inner.primal.ndim), factor)) for term, factor in found if term]
+        spreads = [Term(support, some) for support, rows in rows if (some := spread(rows, inner.primal)) is not None]
+        return with_term(inner.primal, gathered(spreads))
     if not isinstance(bias, Operand):
         return Operand(inner.primal, scaled(inner.tangent, alpha), scaled(inner.second, alpha))
     return Operand(inner.primal, part(inner.tangent, bias.tangent), part(inner.second, bias.second))
@@ -88,7 +101,8 @@ def _affine(bias: Any, beta: Any, inner: Operand, alpha: Any) -> Operand:
 @jet_rule(aten.addmm.default, "bilinear")
 @jet_rule(aten.baddbmm.default, "bilinear")
 def _addmm(pairs: PairSet, op: Any, bias: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Operand:
-    if op is aten.addmm.default and isinstance(b, Operand) and _torch.is_fake(type(b.primal)):
+    sparse = isinstance(a, SparseOperand) or isinstance(b, SparseOperand)
+    if op is aten.addmm.default and isinstance(b, Operand) and _torch.is_fake(type(b.primal)) and not sparse:
         jet = joint_product(pairs, MatMul(), a, b)
         value = jet.primal if alpha == 1 else jet.primal * alpha
         value = value + (primal_of(bias) if beta == 1 else primal_of(bias) * beta)
@@ -204,6 +218,13 @@ class Convolution:
             flat, kernels = (torch.nn.functional.pad(one, (0, spare)) for one in (flat, kernels))
         return (flat @ kernels.T).reshape(n, oh, ow, -1).permute(0, 3, 1, 2)
 
+    def outer(self, x: Tensor, w: Factors) -> Tensor:
+        """Convolutions with kernels u_r v_r^T (O, C, ...): one channel each, which all O of them are multiples of."""
+        if self.transposed or self.groups > 1:
+            return self.right(x, w.dense())
+        narrow = self(x, w.right).movedim(1, 0).unsqueeze(2)  # (R, B, 1, ...)
+        return narrow * w.left.reshape(len(w.left), 1, -1, *(1,) * len(self.stride))
+
     def paired(self, x: Tensor, w: Tensor) -> Tensor:
         rows = x.shape[0]
         if rows == 1:
@@ -243,7 +264,8 @@ def _convolution(
     lifted = Convolution(list(stride), list(padding), list(dilation), transposed, list(output_padding), groups)
     unbatched = primal_of(x).ndim == len(stride) + 1
     shape = (-1, *(1,) * len(stride))
-    if _torch.is_fake(type(primal_of(x))) and not unbatched and isinstance(w, Operand):
+    sparse = isinstance(x, SparseOperand) or isinstance(w, SparseOperand)
+    if _torch.is_fake(type(primal_of(x))) and not unbatched and isinstance(w, Operand) and not sparse:
         if convolution_kernel.pays(pairs, x, w, stride, padding, dilation, groups, transposed):
             return convolution_kernel.convolution_jet(x, w, bias, stride, padding, dilation)
         jet = joint_product(pairs, lifted, x, w)
@@ -260,14 +282,16 @@ def _with_bias(jet: Operand, bias: Any, shape: tuple[int, ...]) -> Operand:
     if not isinstance(bias, Operand):
         return jet
     parts = [None if r is None else r.reshape(r.shape[0], *shape) for r in (bias.tangent, bias.second)]
-    return _affine(Operand(bias.primal.reshape(shape), *parts), 1, jet, 1)
+    rows = replace(bias, primal=bias.primal.reshape(shape), tangent=parts[0], second=parts[1])
+    return _affine(rows, 1, jet, 1)
 
 
 def _unbatched(pairs: PairSet, y: Tensor, lifted: Convolution, x: Any, w: Any) -> Operand:
     if isinstance(x, Operand):
-        parts = [None if r is None else r.unsqueeze(1) for r in (x.tangent, x.second)]
-        x = Operand(x.primal.unsqueeze(0), *parts)
+        tangent, second = (None if r is None else r.unsqueeze(1) for r in (x.tangent, x.second))
+        x = replace(x, primal=x.primal.unsqueeze(0), tangent=tangent, second=second)
     else:
         x = x.unsqueeze(0)
     jet = product(pairs, y, lifted, x, w)
-    return Operand(y, *(None if r is None else r.squeeze(1) for r in (jet.tangent, jet.second)))
+    tangent, second = (None if r is None else r.squeeze(1) for r in (jet.tangent, jet.second))
+    return replace(jet, primal=y, tangent=tangent, second=second)
