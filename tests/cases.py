@@ -71,6 +71,36 @@ def check_against_oracle(
     assert_quadratic(actual, double_backward(lambda: (twin or function)(*leaves), leaves, directions), tolerance)
 
 
+def gauss_newton_by_jacobian(
+    model: Callable[[], Tensor],
+    loss: Callable[[Tensor], Tensor],
+    leaves: Sequence[Tensor],
+    directions: Sequence[Tensor],
+) -> Tensor:
+    """V J^T H J V^T: J by backward passes through the model, H by double backward of the loss at its output."""
+    with torch.enable_grad():
+        z = model()
+        rows = []
+        for entry in z.reshape(-1):
+            parts = torch.autograd.grad(entry, list(leaves), retain_graph=True, allow_unused=True)
+            pairs = zip(parts, directions, strict=True)
+            rows.append(sum((d * g).flatten(1).sum(1) for g, d in pairs if g is not None))
+    tangents = torch.stack(rows, 1)  # (K, outputs)
+    return tangents @ _second_derivatives(lambda flat: loss(flat.reshape(z.shape)), z.detach().reshape(-1)) @ tangents.T
+
+
+def _second_derivatives(loss: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
+    """By double backward, or by differences of gradients where torch has none."""
+    try:
+        return torch.autograd.functional.hessian(loss, z)
+    except RuntimeError as error:
+        if "is not implemented" not in str(error):
+            raise
+    steps = 1e-5 * torch.eye(len(z), dtype=z.dtype)
+    rows = [torch.func.grad(loss)(z + step) - torch.func.grad(loss)(z - step) for step in steps]
+    return torch.stack(rows) / 2e-5
+
+
 # -- models -------------------------------------------------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@ from torch.nn.utils import parametrizations
 from torch.utils.flop_counter import FlopCounterMode
 
 import jetplane as jp
-from cases import F64, along, assert_close, oracle, randn
+from cases import F64, along, assert_close, gauss_newton_by_jacobian, oracle, randn
 from jetplane import curvature as curvatures
 from jetplane.curvature import EmpiricalFisher, ExactHessian, GaussNewton, NoCurvature
 from jetplane.directions import Gaussian
@@ -30,39 +30,6 @@ pytestmark = [  # torch's own compiler
 ]
 
 BATCH, CLASSES = 6, 4
-
-
-# -- the reference ------------------------------------------------------------------------------------------------
-
-
-def reference(
-    model: Callable[[], Tensor],
-    loss: Callable[[Tensor], Tensor],
-    leaves: Sequence[Tensor],
-    directions: Sequence[Tensor],
-) -> Tensor:
-    """V J^T H J V^T: J by backward passes through the model, H by double backward of the loss at its output."""
-    with torch.enable_grad():
-        z = model()
-        rows = []
-        for entry in z.reshape(-1):
-            parts = torch.autograd.grad(entry, list(leaves), retain_graph=True, allow_unused=True)
-            pairs = zip(parts, directions, strict=True)
-            rows.append(sum((d * g).flatten(1).sum(1) for g, d in pairs if g is not None))
-    tangents = torch.stack(rows, 1)  # (K, outputs)
-    return tangents @ second_derivatives(lambda flat: loss(flat.reshape(z.shape)), z.detach().reshape(-1)) @ tangents.T
-
-
-def second_derivatives(loss: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
-    """By double backward, or by differences of gradients where torch has none."""
-    try:
-        return torch.autograd.functional.hessian(loss, z)
-    except RuntimeError as error:
-        if "is not implemented" not in str(error):
-            raise
-    steps = 1e-5 * torch.eye(len(z), dtype=z.dtype)
-    rows = [torch.func.grad(loss)(z + step) - torch.func.grad(loss)(z - step) for step in steps]
-    return torch.stack(rows) / 2e-5
 
 
 def gauss_newton(program: Callable[[], Tensor], leaves: Sequence[Tensor], directions: Sequence[Tensor]) -> jp.Quadratic:
@@ -177,7 +144,11 @@ def test_every_loss_equals_the_reference(make: Callable[[], nn.Module], name: st
     leaves = list(model.parameters())
     directions = along(leaves, 3)
     found = gauss_newton(lambda: loss(model(x)), leaves, directions)
-    assert_close(found.curvature, reference(lambda: model(x), loss, leaves, directions), TOLERANCES.get(name, 1e-11))
+    assert_close(
+        found.curvature,
+        gauss_newton_by_jacobian(lambda: model(x), loss, leaves, directions),
+        TOLERANCES.get(name, 1e-11),
+    )
     value = loss(model(x))
     slopes = zip(torch.autograd.grad(value, leaves), directions, strict=True)
     assert_close(found.loss, value)
@@ -199,7 +170,7 @@ def test_chunks_and_numbers_of_directions(k: int, chunk_size: int | None) -> Non
     assert_close(parts.slope, whole.slope)
     assert_close(parts.curvature, whole.curvature)
     directions = [plane_rows(leaves, k)[n] for n in range(len(leaves))]
-    expected = reference(lambda: model(x), lambda z: F.cross_entropy(z, LABELS), leaves, directions)
+    expected = gauss_newton_by_jacobian(lambda: model(x), lambda z: F.cross_entropy(z, LABELS), leaves, directions)
     flat = torch.cat([d.flatten(1) for d in directions], 1)
     assert_close(whole.curvature, expected + 0.2 * flat @ flat.T)
 
@@ -227,7 +198,7 @@ def test_functions_of_their_parameters(chunk_size: int | None) -> None:
         curvature="ggn",
         chunk_size=chunk_size,
     )
-    expected = reference(lambda: model(w, v), lambda z: F.cross_entropy(z, LABELS), leaves, directions)
+    expected = gauss_newton_by_jacobian(lambda: model(w, v), lambda z: F.cross_entropy(z, LABELS), leaves, directions)
     assert_close(found.curvature, expected)
 
 
@@ -379,7 +350,9 @@ def test_the_last_layer_inside_the_loss_belongs_to_the_model() -> None:
 
     found = gauss_newton(loss, leaves, directions)
     assert_close(found.loss, loss())
-    assert_close(found.curvature, reference(lambda: head(torch.tanh(hidden(x))), outer, leaves, directions))
+    assert_close(
+        found.curvature, gauss_newton_by_jacobian(lambda: head(torch.tanh(hidden(x))), outer, leaves, directions)
+    )
 
 
 def test_mark_output_is_the_identity_elsewhere() -> None:
@@ -426,7 +399,7 @@ def test_several_heads_in_any_order() -> None:
     def both() -> Tensor:
         return torch.cat([torch.tanh(one(hidden())), torch.tanh(two(hidden()))], 1)
 
-    expected = reference(both, loss, leaves, directions)
+    expected = gauss_newton_by_jacobian(both, loss, leaves, directions)
     assert_close(gauss_newton(interleaved, leaves, directions).curvature, expected)
     assert_close(gauss_newton(marked, leaves, directions).curvature, expected)
 
@@ -454,7 +427,7 @@ def test_losses_inside_a_recurrence() -> None:
     def total(z: Tensor) -> Tensor:
         return sum(F.cross_entropy(one, label) for one, label in zip(z, labels, strict=True))
 
-    expected = reference(lambda: torch.stack(outputs()), total, leaves, directions)
+    expected = gauss_newton_by_jacobian(lambda: torch.stack(outputs()), total, leaves, directions)
     assert_close(gauss_newton(program, leaves, directions).curvature, expected)
 
 
@@ -620,7 +593,7 @@ def test_parametrised_weights_belong_to_the_model() -> None:
     def program() -> Tensor:
         return (loss(torch.tanh(model(x))) + loss(torch.tanh(model(x)))) / 2
 
-    expected = reference(lambda: torch.tanh(model(x)), loss, leaves, directions)
+    expected = gauss_newton_by_jacobian(lambda: torch.tanh(model(x)), loss, leaves, directions)
     assert_close(gauss_newton(program, leaves, directions).curvature, expected)
 
 

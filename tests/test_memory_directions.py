@@ -32,6 +32,7 @@ from jetplane.directions import (
     Plane,
     PreviousStep,
     Rademacher,
+    RankOne,
     Remembering,
     Taken,
 )
@@ -60,6 +61,7 @@ MIXES: dict[str, list[Family]] = {
     "best": [Best(2), Gaussian(3)],
     "per layer": [PerLayer(PreviousStep()), Gaussian(2)],
     "per parameter": [PerLayer(Momentum(0.9), by="parameter"), Rademacher(2)],
+    "rank one": [Momentum([0.0, 0.9]), RankOne(5)],
     "all": [PreviousStep(), Momentum(0.9), Best(1), PerLayer(PreviousStep()), Gaussian(2)],
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
@@ -35,6 +36,25 @@ class Pool:
             stream.wait_event(self._done)
         yield
         self._done.record(stream)
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """No garbage is collected here, but before: a graph that is freed while another is recorded breaks the recording.
+
+    Example:
+        >>> with without_collection():
+        ...     gc.isenabled()
+        False
+    """
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class Recording:
@@ -83,7 +103,7 @@ class Recording:
         self._graph, self._outputs = None, []  # gives its memory back
         graph = torch.cuda.CUDAGraph()
         pool = None if self._pool is None else self._pool.handle
-        with torch.cuda.graph(graph, pool=pool, stream=self._stream):
+        with without_collection(), torch.cuda.graph(graph, pool=pool, stream=self._stream):
             yield
         self._graph = graph
 

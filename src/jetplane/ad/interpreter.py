@@ -200,7 +200,7 @@ class JetMode(_torch.DispatchMode):
         if not self._sparse:
             return self._rule(step, func, args, kwargs, pairs, self._lift)
         given: list[Operand] = []
-        args, kwargs = (self._lift_sparsely(values, given) for values in (args, kwargs))
+        args, kwargs = (self._lift_sparsely(values, pairs.k, given) for values in (args, kwargs))
         if step.family == "bilinear" or not any(isinstance(one, SparseOperand) for one in given):
             return self._rule(step, func, args, kwargs, pairs, _identity)
         terms = [term_of(one) for one in given]
@@ -212,19 +212,19 @@ class JetMode(_torch.DispatchMode):
         out = self._rule(step, func, args, kwargs, PairSet.none(union.count), partial(_replaced, rows))
         return out if union.whole else _supported(out, union)
 
-    def _lift_sparsely(self, value: Any, given: list[Operand]) -> Any:
+    def _lift_sparsely(self, value: Any, k: int, given: list[Operand]) -> Any:
         """An argument with jets in place of perturbed tensors, which are noted in ``given``."""
         if isinstance(value, Tensor):
             record = self.record_of(value) if self.tracks(value) else None
             if record is None:
                 return value
-            one = record.operand(value) if isinstance(record, Record) else record.operand(value, self.pairs.k)
+            one = record.operand(value) if isinstance(record, Record) else record.operand(value, k)
             given.append(one)
             return one
         if isinstance(value, _SEVERAL):
-            return [self._lift_sparsely(item, given) for item in value]
+            return [self._lift_sparsely(item, k, given) for item in value]
         if isinstance(value, dict):
-            return {name: self._lift_sparsely(item, given) for name, item in value.items()}
+            return {name: self._lift_sparsely(item, k, given) for name, item in value.items()}
         return value
 
     def _rule(self, step: Plan, func: Any, args: Any, kwargs: Any, pairs: PairSet, lift: Callable[[Any], Any]) -> Any:

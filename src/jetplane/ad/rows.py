@@ -209,6 +209,8 @@ class Seed:
         if not self.structured:
             return Operand(tensor, *self.read(tensor))
         blocks, turned = self._source.blocks(), self._is_transpose(tensor)
+        if not blocks:  # a row of zeros, so that what is made of the leaf is known to depend on it
+            blocks = [Block(0, tensor.new_zeros((1, *self._shape[0])))]
         dense = [block for block in blocks if not isinstance(block.rows, Factors)]
         outer = [block for block in blocks if isinstance(block.rows, Factors)]
         if geometry(tensor) != self._shape and not turned:

@@ -1,8 +1,8 @@
 """Tangents that are not all there: rows of some directions alone, and rows that are outer products.
 
 A direction that moves one layer has no tangents before it, and one whose weights are an outer product a b^T costs a
-product with b and one with a in place of one with a matrix. Where second order begins at the loss, the model's part of a
-pass keeps to that: a value carries the rows of the directions that it varies along, and no rows of zeros.
+product with b and one with a in place of one with a matrix. Where second order begins at the loss, the model's part of
+a pass keeps to that: a value carries the rows of the directions that it varies along, and no rows of zeros.
 """
 
 from __future__ import annotations

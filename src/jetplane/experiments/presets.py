@@ -156,7 +156,7 @@ _QUICK = Preset(
 
 def _beyond() -> Iterator[Preset]:
     cnn = Config("cnn", "adam", batch_size=2048, epochs=120, hold_out=5000)
-    search = {"method": "gauss-newton", "k": 64, "lr": 1.0, "schedule": "cosine", "epochs": 57}
+    search = {"method": "gauss-newton", "lr": 1.0, "schedule": "cosine"}
     rows: list[tuple[str, str, dict[str, Any]]] = [
         (
             "forward-cnn",
@@ -164,11 +164,11 @@ def _beyond() -> Iterator[Preset]:
             {"method": "forward-adam", "samples": 16, "lr": 2e-3, "average": 8.0},
         ),
         ("horizon-cnn", "HorizonAdam", {"method": "horizon", "samples": 8, "lr": 1.0}),
-        ("search-cnn", "Gauss-Newton search", search),
+        ("search-cnn", "Gauss-Newton search", {**search, "k": 256, "weight_decay": 1e-2, "epochs": 60}),
         (
             "search-lr",
             "Gauss-Newton search",
-            {"model": "logistic-regression", **search, "k": 128, "weight_decay": 1e-3, "epochs": 300},
+            {"model": "logistic-regression", **search, "k": 64, "penalty": 3e-3, "epochs": 3000},
         ),
         ("adam-cnn", "Backpropagation, Adam", {"lr": 1e-3, "average": 8.0}),
     ]

@@ -99,7 +99,7 @@ class WatchMode(JetMode):
     def inject(self, tensor: Tensor, rows: Tensor) -> None:
         """Add ``rows`` (K, *S) to the tangents of a value of the program."""
         tangent = self.jet(tensor).tangent
-        self._overwrite(tensor, rows if tangent is None else tangent + rows, None)
+        self._overwrite(tensor, Operand(tensor, rows if tangent is None else tangent + rows, None))
 
     def tracks(self, tensor: Tensor) -> bool:
         """Whether ``tensor`` depends on a parameter, whether or not it carries tangents in this pass."""
@@ -225,7 +225,7 @@ class WatchMode(JetMode):
                 read = row.isnan().any(-1).repeat_interleave(query.shape[-3] // key.shape[-3], -2)
                 lost = lost | (read.unsqueeze(-2) & allowed).any(-1)
         tangent = torch.where(lost, math.nan, 0.0).to(out.dtype).unsqueeze(-1)
-        self._overwrite(out, tangent.expand(-1, *out.shape).contiguous(), None)
+        self._overwrite(out, Operand(out, tangent.expand(-1, *out.shape).contiguous(), None))
 
     def _decomposed(self, step: Plan, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """The nodes of a composite are those of its body."""
