@@ -394,6 +394,28 @@ def test_the_command_measures_writes_and_goes_on(
     assert [task.key for task in done] == [json.loads(lines[-1])["key"]]
 
 
+def test_what_was_measured_before_an_interruption_is_written(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = process.run
+
+    def impatient(task: Task, *rest: Any) -> dict[str, Any]:
+        if task.system == "func-loop":
+            raise KeyboardInterrupt
+        return inner(task, *rest)
+
+    small.append("--check=timed")
+    monkeypatch.setattr(process, "run", impatient)
+    assert bench.run(order(*small)) == 130
+    assert "interrupted; --resume goes on with what is missing." in capsys.readouterr().err
+    whole = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert [row["system"] for row in whole["results"]] == ["jetplane"] and whole["ceilings"]
+    monkeypatch.setattr(process, "run", inner)
+    assert bench.run(order(*small, "--resume")) == 0
+    whole = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert [row["system"] for row in whole["results"]] == ["jetplane", "func-loop"]
+
+
 def test_measurements_of_another_machine_are_not_mixed(small: list[str], tmp_path: Path) -> None:
     where = environment("cpu", 1) | {"torch": "1.0"}
     Records(tmp_path / "run" / "measurements.jsonl", where)

@@ -17,7 +17,7 @@ from .steps import STEPS
 from .systems import SYSTEMS, Setting, System
 from .task import Point, Task
 
-__all__ = ["CHECKS", "Plan", "Progress", "Row", "measure"]
+__all__ = ["CHECKS", "Found", "Plan", "Progress", "Row", "measure"]
 
 Row = dict[str, Any]
 Result = dict[str, Any]
@@ -248,25 +248,40 @@ def _ranked(rows: list[Row]) -> None:
             row["to_best_peer"] = round(row["median_ms"] / best["median_ms"], 4)
 
 
+@dataclass
+class Found:
+    """What a run has measured so far."""
+
+    rows: list[Row] = field(default_factory=list)  # of all points in their order
+    ceilings: dict[str, Result] = field(default_factory=dict)  # the machine's, by precision
+    interrupted: bool = False
+
+
 def measure(
     plan: Plan, records: Records, progress: Progress, on_point: Callable[[Point, list[Row]], None] | None = None
-) -> tuple[list[Row], dict[str, Result]]:
-    """The rows of all points in their order, and the machine's ceilings by precision."""
+) -> Found:
+    """All that is to be measured, or as much as there was time for until somebody interrupted."""
     run = _Run(plan, records, progress)
     run.announce()
-    machines: dict[str, Result] = {}
-    found: list[Row] = []
+    found = Found()
     for point in plan.points:
-        if point.what == "quadratic" and point.precision not in machines:
-            machines[point.precision] = run.result(plan.ceilings(point.precision))
-        machine = machines.get(point.precision)
-        usable = machine if machine is not None and machine["status"] == "ok" else None
-        rows = [run.row(point, system, usable) for system in run._present(point, tell=True)]
+        rows: list[Row] = []
+        try:
+            if point.what == "quadratic" and point.precision not in found.ceilings:
+                found.ceilings[point.precision] = run.result(plan.ceilings(point.precision))
+            machine = found.ceilings.get(point.precision)
+            usable = machine if machine is not None and machine["status"] == "ok" else None
+            for system in run._present(point, tell=True):
+                rows.append(run.row(point, system, usable))
+        except KeyboardInterrupt:
+            found.interrupted = True
         _ranked(rows)
-        found += rows
-        if on_point is not None:
+        found.rows += rows
+        if on_point is not None and rows:
             on_point(point, rows)
-    return found, machines
+        if found.interrupted:
+            break
+    return found
 
 
 def describe(point: Point) -> str:

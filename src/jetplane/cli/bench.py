@@ -23,6 +23,8 @@ from jetplane.experiments.records import Records
 
 from . import files
 
+_INTERRUPTED = 130  # as a shell reports it
+
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:
     """Enter the command into the command line."""
@@ -97,18 +99,21 @@ def run(arguments: argparse.Namespace) -> int:
     where = environment(arguments.device, threads, arguments.peer_fomoh)
     records = _records(arguments.out / "measurements.jsonl", where, arguments.resume)
     print(", ".join(f"{name} {value}" for name, value in where.items()))
-    rows, machines = measure(plan, records, _Lines(), _show)
-    laws = growth.laws(rows)
+    found = measure(plan, records, _Lines(), _show)
+    rows, laws = found.rows, growth.laws(found.rows)
     whole = {
         "environment": where,
         "command": _command(arguments),
-        "ceilings": machines,
+        "ceilings": found.ceilings,
         "results": rows,
         "growth": laws,
     }
     files.write(arguments.out / "results.json", json.dumps(whole, indent=1, allow_nan=False) + "\n")
     _draw(rows, laws, arguments.out)
     print(f"results: {arguments.out / 'results.json'}")
+    if found.interrupted:
+        print("interrupted; --resume goes on with what is missing.", file=sys.stderr)
+        return _INTERRUPTED
     wrong = [row for row in rows if row["kind"] == "ours" and row["status"] != "ok"]
     return 1 if wrong else 0
 
