@@ -7,7 +7,7 @@ a pass keeps to that: a value carries the rows of the directions that it varies 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -17,7 +17,18 @@ from torch import Tensor
 
 from .jet import Operand
 
-__all__ = ["Block", "Factors", "SparseOperand", "Support", "Term", "gathered", "padded", "term_of"]
+__all__ = [
+    "Block",
+    "Factors",
+    "SparseOperand",
+    "Support",
+    "Term",
+    "added",
+    "gathered",
+    "padded",
+    "term_of",
+    "with_outer",
+]
 
 
 @dataclass(frozen=True)
@@ -151,6 +162,38 @@ def gathered(terms: Sequence[Term]) -> Term | None:
         some = [rows[place : place + stop - start] for rows, place in places if place is not None]
         parts.append(sum(some[1:], some[0]))
     return Term(union, parts[0] if len(parts) == 1 else torch.cat(parts))
+
+
+def with_outer(term: Term | None, support: Support, apply: Callable[..., Tensor]) -> Term:
+    """The sum of a term and of the rows that ``apply`` makes, which are written to where they stand in it."""
+    if term is None:
+        return Term(support, apply())
+    rows, (start, stop) = term.rows, support.runs[0]
+    behind = start >= term.support.runs[-1][1]
+    if not behind or type(rows) is not Tensor or rows.requires_grad:
+        total = gathered([term, Term(support, apply())])
+        assert total is not None
+        return total
+    joined = rows.new_empty((rows.shape[0] + stop - start, *rows.shape[1:]))
+    joined[: rows.shape[0]] = rows
+    apply(out=joined[rows.shape[0] :])
+    return Term(Support.of(term.support.k, [*term.support.runs, *support.runs]), joined)
+
+
+def added(term: Term, more: Term) -> Term:
+    """The sum; of rows that belong to the caller alone, made in place where that can be."""
+    runs = [(start, stop, term.support.place(start, stop)) for start, stop in more.support.runs]
+    functional = type(term.rows) is not Tensor or term.rows.requires_grad or more.rows.requires_grad
+    if functional or any(place is None for _, _, place in runs):
+        total = gathered([term, more])
+        assert total is not None
+        return total
+    number = 0
+    for start, stop, place in runs:
+        assert place is not None
+        term.rows[place : place + stop - start].add_(more.rows[number : number + stop - start])
+        number += stop - start
+    return term
 
 
 def padded(term: Term, wanted: Support) -> Tensor:

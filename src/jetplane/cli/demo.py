@@ -30,6 +30,7 @@ from . import report as report_command
 _CLIP = 5.0
 _RUNS = (
     Config(model="cnn", method="horizon", samples=4),
+    Config(model="cnn", method="gauss-newton", k=64),
     Config(model="cnn", method="fgd", lr=1e-3, clip=_CLIP),
     Config(model="cnn", method="fomoh", lr=0.5, clip=_CLIP),
     Config(model="cnn", method="fomoh-kd", k=2, lr=0.5, clip=_CLIP),
@@ -45,10 +46,11 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         "demo",
         help="forward-only training, curvature and the Rosenbrock function, in three minutes",
-        description="Train a CNN on 6,000 digits with forward passes alone, by HorizonAdam and by the paper's FGD, "
-        "FoMoH, FoMoH-2D and FoMoH-3D, and with backprop beside them; compare the curvature of small unmodified "
-        "networks with double backward; minimise the Rosenbrock function with every method; and write a report. Needs "
-        "no network, and takes less than three minutes on two cores. What an earlier demo left in the folder is "
+        description="Train a CNN on 6,000 digits with forward passes alone, by HorizonAdam, by Gauss-Newton search and "
+        "by the paper's FGD, FoMoH, FoMoH-2D and FoMoH-3D, and with backprop beside them; compare the curvature of "
+        "small unmodified networks with double backward; minimise the Rosenbrock function with every method; and "
+        "write a report. Needs no network, and takes less than three minutes on two cores. What an earlier demo left "
+        "in the folder is "
         "written anew.",
     )
     add = parser.add_argument
@@ -85,11 +87,10 @@ def train(out: Path, epochs: int) -> None:
     configs = [one.replace(epochs=epochs, batch_size=_BATCH, dataset="digits") for one in _RUNS]
     digits = place(data.load("digits"), configs[0])
     print(f"A CNN with 431,080 parameters on 6,000 digits, {epochs} epochs of {6000 // _BATCH} steps with each method.")
-    print("Only the last has a backward pass: in the others one would raise. HorizonAdam, on forward gradients, finds")
-    print(
-        "its step length by itself; the other learning rates are for this short run, with updates no longer than 5.\n"
-    )
-    head = f"{'method':<22}{'lr':>8}{'train NLL':>11}{'train acc.':>12}{'valid. acc.':>13}"
+    print("Only the last has a backward pass: in the others one would raise. HorizonAdam, on forward gradients, and")
+    print("the search, in planes of weights, find the length of their steps by themselves; the other learning rates")
+    print("are for this short run, with updates no longer than 5.\n")
+    head = f"{'method':<30}{'lr':>8}{'train NLL':>11}{'train acc.':>12}{'valid. acc.':>13}"
     print(f"{head}{'seconds':>9}{'passes of a step':>18}", flush=True)
     for config in configs:
         label = report.method_label(config)
@@ -100,8 +101,8 @@ def train(out: Path, epochs: int) -> None:
             raise KeyboardInterrupt
         final = summary.final
         assert final is not None  # a run that ended has an epoch
-        rate = "none" if config.method == "horizon" else f"{config.lr:g}"
-        line = f"{label:<22}{rate:>8}{final.train_nll:>11.3f}{final.train_accuracy:>12.1%}"
+        rate = "none" if config.method in ("horizon", "gauss-newton") else f"{config.lr:g}"
+        line = f"{label:<30}{rate:>8}{final.train_nll:>11.3f}{final.train_accuracy:>12.1%}"
         line += f"{final.validation_accuracy:>13.1%}{summary.seconds:>9.1f}"
         print(f"{line}{summary.forward_equivalents_per_step:>18.1f}", flush=True)
     print(

@@ -24,7 +24,7 @@ from ..families import (
     with_term,
 )
 from ..jet import Operand, PairSet
-from ..sparse import Factors, SparseOperand, Term, gathered, term_of
+from ..sparse import Factors, SparseOperand, Term, added, gathered, term_of
 from . import convolution_kernel
 
 aten = torch.ops.aten
@@ -59,10 +59,11 @@ class MatMul:
     def joint(self, a: Tensor, b: Tensor) -> Tensor:
         return self.grid(a, b)
 
-    def outer(self, a: Tensor, b: Factors) -> Tensor:
+    def outer(self, a: Tensor, b: Factors, out: Tensor | None = None) -> Tensor:
         """Products of a (*batch, m, k) with matrices u_r v_r^T (k, n)."""
         inner = torch.matmul(a, b.left.T)  # (*batch, m, R)
-        return inner.movedim(-1, 0).unsqueeze(-1) * b.right.reshape(len(b.right), *(1,) * (a.ndim - 1), -1)
+        wide = b.right.reshape(len(b.right), *(1,) * (a.ndim - 1), -1)
+        return torch.mul(inner.movedim(-1, 0).unsqueeze(-1), wide, out=out)
 
 
 def _matmul(op: Any, a: Tensor, b: Tensor) -> MatMul:
@@ -88,14 +89,22 @@ def _affine(bias: Any, beta: Any, inner: Operand, alpha: Any) -> Operand:
         return accumulate(rows, more)
 
     if isinstance(inner, SparseOperand) or isinstance(bias, SparseOperand):
-        terms = [(inner, alpha), (bias, beta)]
-        found = [(term_of(one), factor) for one, factor in terms if isinstance(one, Operand)]
-        rows = [(term.support, scaled(align(term.rows, inner.primal.ndim), factor)) for term, factor in found if term]
-        spreads = [Term(support, some) for support, rows in rows if (some := spread(rows, inner.primal)) is not None]
-        return with_term(inner.primal, gathered(spreads))
+        return _sparse_affine(bias, beta, inner, alpha)
     if not isinstance(bias, Operand):
         return Operand(inner.primal, scaled(inner.tangent, alpha), scaled(inner.second, alpha))
     return Operand(inner.primal, part(inner.tangent, bias.tangent), part(inner.second, bias.second))
+
+
+def _sparse_affine(bias: Any, beta: Any, inner: Operand, alpha: Any) -> Operand:
+    """The same of first order, for the directions that one of them has."""
+    terms = []
+    for operand, factor in ((inner, alpha), (bias, beta)):
+        term = term_of(operand) if isinstance(operand, Operand) else None
+        rows = None if term is None else spread(scaled(align(term.rows, inner.primal.ndim), factor), inner.primal)
+        if term is not None and rows is not None:
+            terms.append(Term(term.support, rows))
+    own = isinstance(inner, Operand) and inner.tangent is not None  # else the first rows are the bias's
+    return with_term(inner.primal, added(*terms) if own and len(terms) == 2 else gathered(terms))
 
 
 @jet_rule(aten.addmm.default, "bilinear")
@@ -218,12 +227,13 @@ class Convolution:
             flat, kernels = (torch.nn.functional.pad(one, (0, spare)) for one in (flat, kernels))
         return (flat @ kernels.T).reshape(n, oh, ow, -1).permute(0, 3, 1, 2)
 
-    def outer(self, x: Tensor, w: Factors) -> Tensor:
+    def outer(self, x: Tensor, w: Factors, out: Tensor | None = None) -> Tensor:
         """Convolutions with kernels u_r v_r^T (O, C, ...): one channel each, which all O of them are multiples of."""
         if self.transposed or self.groups > 1:
-            return self.right(x, w.dense())
+            rows = self.right(x, w.dense())
+            return rows if out is None else out.copy_(rows)
         narrow = self(x, w.right).movedim(1, 0).unsqueeze(2)  # (R, B, 1, ...)
-        return narrow * w.left.reshape(len(w.left), 1, -1, *(1,) * len(self.stride))
+        return torch.mul(narrow, w.left.reshape(len(w.left), 1, -1, *(1,) * len(self.stride)), out=out)
 
     def paired(self, x: Tensor, w: Tensor) -> Tensor:
         rows = x.shape[0]
