@@ -175,17 +175,11 @@ def scaled(rows: Tensor | None, factor: Any) -> Tensor | None:
     if rows is None or factor is None:
         return None
     if isinstance(factor, Tensor):
-        return _masked(rows, factor) if factor.dtype == torch.bool else rows * factor
+        # of a mask, a product would make numbers first
+        return torch.where(factor, rows, 0.0) if factor.dtype == torch.bool else rows * factor
     if callable(factor):
         return scaled(rows, factor())
     return rows if _is_one(factor) else rows * factor
-
-
-def _masked(rows: Tensor, mask: Tensor) -> Tensor:
-    """Rows where the mask holds, zero elsewhere; not a product, for which infinity times zero is not a number."""
-    if type(rows) is Tensor and rows.is_cpu:  # the same, but vectorised: a third of the time
-        return torch.ops.aten.threshold_backward(rows, mask.to(rows.dtype), 0)
-    return torch.where(mask, rows, 0.0)
 
 
 def plus_scaled(before: Tensor | None, rows: Tensor | None, factor: Any) -> Tensor | None:
