@@ -320,11 +320,11 @@ def test_a_penalty_has_rows_of_the_weights() -> None:
 
 
 def test_fields_that_a_method_has_its_own_default_for() -> None:
-    assert (Config(method="gauss-newton").k, Config(method="gauss-newton").lr) == (32, 1.0)
+    assert (Config(method="gauss-newton").k, Config(method="gauss-newton").lr) == (64, 1.0)
     assert (Config(method="horizon").lr, Config(method="forward-adam").lr, Config(method="adam").lr) == (1.0, 2e-3, 0.1)
     assert Config(method="forward-sgd").samples == 4 and Config(method="fgd").k == 1
     assert (Config(method="horizon", samples=7).tangents, Config(method="fgd", k=3).tangents) == (7, 3)
-    assert Config.from_json('{"method": "gauss-newton"}').k == 32
+    assert Config.from_json('{"method": "gauss-newton"}').k == 64
     assert Config.from_json('{"method": "horizon", "lr": null}').lr == 1.0
 
 
@@ -376,7 +376,7 @@ def test_presets_beyond_the_paper() -> None:
     assert forward.replace(method="adam", samples=4, lr=adam.lr) == adam  # all else is the same, but what was tuned
     assert (forward.samples, forward.average, forward.epochs) == (16, 8.0, 120)
     assert presets.find("search-lr").config.model == "logistic-regression"
-    assert presets.find("search-cnn").config.k == 64 and presets.find("horizon-cnn").config.lr == 1.0
+    assert presets.find("search-cnn").config.k == 256 and presets.find("horizon-cnn").config.lr == 1.0
 
 
 @pytest.mark.parametrize("number", range(2))
@@ -447,7 +447,7 @@ def test_reproduce_beyond_and_its_rows_in_the_report(tmp_path: Path, capsys: pyt
     (record,) = report.read([tmp_path])
     assert record.config.hold_out == 500 and report.slug(presets.find("forward-cnn").config) == "forward-cnn"
     (section,) = report.sections([record])
-    assert [group.label for group in section.groups] == ["Gauss-Newton search (K = 128) (LR-Sch.)"]
+    assert [group.label for group in section.groups] == ["Gauss-Newton search (K = 64) (LR-Sch.)"]
     assert section.tested and not section.answers and "looked at once, after the last epoch" in section.validation
     table = tables.beyond(section)
     assert table is not None and len(table.rows) == 1 and table.rows[0][1].text == "ours, forward-only"

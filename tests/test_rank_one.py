@@ -278,11 +278,12 @@ def test_a_direction_costs_what_follows_its_layer() -> None:
 
 def test_the_search_takes_them_where_there_are_enough() -> None:
     deep, narrow = nn.Sequential(nn.Linear(40, 30), nn.Linear(30, 3)), nn.Linear(3, 2)
+    vector = nn.ParameterList([torch.zeros(500)])
     kinds = [
         [type(family) for family in GaussNewtonSearch(one.parameters(), k=k).directions.families]  # type: ignore[attr-defined]
-        for one, k in ((deep, 32), (deep, 6), (narrow, 6))
+        for one, k in ((deep, 32), (deep, 6), (narrow, 6), (vector, 32))
     ]
-    assert kinds == [[Momentum, RankOne], [Momentum, Gaussian], [Momentum, Gaussian]]
+    assert kinds == [[Momentum, RankOne], *[[Momentum, Gaussian]] * 3]
 
 
 def test_groups_that_are_iterators_and_names_count_too() -> None:

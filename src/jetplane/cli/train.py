@@ -60,7 +60,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     add("--preset", metavar="PRESET", help="the same")
     add("--model", metavar="NAME", help=f"{' or '.join(models.MODELS)}")
     add("--method", metavar="NAME", help=f"{', '.join(METHODS)} (backprop is plain SGD)")
-    add("--k", type=int, metavar="K", help="directions, of fgd, fomoh-kd (1) and gauss-newton (32)")
+    add("--k", type=int, metavar="K", help="directions, of fgd, fomoh-kd (1) and gauss-newton (64)")
     add(
         "--samples",
         type=int,

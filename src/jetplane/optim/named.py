@@ -136,9 +136,9 @@ class GaussNewtonSearch(HyperplaneSearch):
     There is nothing to tune: damping follows how well the model predicts, and a step that would raise the loss of its
     batch is not taken. Only a part of the way to the plane's minimum is gone (``LevenbergMarquardt.relaxation``): 0.15
     from 32 directions on, more with fewer, and all of it where they span the space. ``lr`` is a factor on top, for
-    schedulers. ``k`` is 32 by default, or as many as the parameters have entries; up to four of them, and not more than
-    half, remember. The others are :class:`jetplane.directions.RankOne`, which cost little, or normal ones where there
-    are few for each layer or nearly as many as entries.
+    schedulers. ``k`` is 64 by default; where the parameters have few entries a quarter of them, but at least 32 or all.
+    Up to four directions, and not more than half, remember. The others are :class:`jetplane.directions.RankOne`, which
+    cost little, or normal ones where there are few for each layer or nearly as many as entries.
 
     Example:
         >>> model, x = torch.nn.Linear(3, 2), torch.randn(8, 3)
@@ -162,7 +162,7 @@ class GaussNewtonSearch(HyperplaneSearch):
         leaves = [leaf for one in groups for leaf in _leaves(one)]
         entries = sum(leaf.numel() for leaf in leaves)
         if k is None:
-            k = max(1, min(32, entries))
+            k = max(1, min(64, max(32, entries // 4), entries))
         directions: Family = Gaussian(k)  # checks k
         if horizons := _HORIZONS[: k // 2]:
             directions = Mixed([Momentum(horizons), _fresh(k - len(horizons), leaves, entries)])
@@ -174,8 +174,9 @@ class GaussNewtonSearch(HyperplaneSearch):
 
 def _fresh(k: int, leaves: list[Tensor], entries: int) -> Family:
     """K random directions: of rank one where that is cheaper than what it leaves out."""
-    layers = max(layers_of(leaves)) + 1 if leaves else 0
-    return RankOne(k) if 2 * layers <= k <= entries / 4 else Gaussian(k)
+    if not any(leaf.ndim > 1 for leaf in leaves):
+        return Gaussian(k)
+    return RankOne(k) if 4 * (max(layers_of(leaves)) + 1) <= k <= entries / 4 else Gaussian(k)
 
 
 def _relaxation(k: int, entries: int) -> float:

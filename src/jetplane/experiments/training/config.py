@@ -53,7 +53,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 # What a field is where it is None: the method's own, or that of all others.
 _OWN: dict[str, tuple[dict[str, Any], Any]] = {
-    "k": ({"gauss-newton": 32}, 1),
+    "k": ({"gauss-newton": 64}, 1),
     "lr": ({"forward-adam": 2e-3, "horizon": 1.0, "gauss-newton": 1.0}, 0.1),
 }
 _NONE: Any = None
@@ -75,7 +75,7 @@ class Config:
 
     model: str = "cnn"
     method: str = "fomoh-kd"  # one of METHODS; "backprop" is plain SGD
-    k: int = _NONE  # directions: of FGD and FoMoH-KD (1), and of the Gauss-Newton search (32)
+    k: int = _NONE  # directions: of FGD and FoMoH-KD (1), and of the Gauss-Newton search (64)
     lr: float = _NONE  # 0.1; of "horizon" and "gauss-newton", which find the length of a step, a factor (1)
     batch_size: int = 2048
     epochs: int = 10
