@@ -77,7 +77,7 @@ def _shares(k: int, entries: Sequence[int]) -> list[int]:
 
     Example:
         >>> _shares(100, [520, 25050, 400500, 5010])
-        [4, 17, 70, 9]
+        [3, 19, 69, 9]
     """
     roots = [math.sqrt(count) for count in entries]
     spare = k - len(entries)
