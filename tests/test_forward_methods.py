@@ -276,7 +276,7 @@ def test_what_a_step_costs() -> None:
 def test_what_does_not_fit_is_refused_with_what_would(method: str, name: str) -> None:
     run = _trainer(method=method)
     free = run.demand.step(6) + 10
-    assert run.demand.largest_k(free) == 6
+    assert run.demand.largest_k(free, 9) == 6
     with pytest.raises(memory.TooLarge, match=rf"{name} is 9: a step needs .*; the largest {name} that fits is 6, or"):
         memory.require([(run.demand, 9)], run.device, free)
 
@@ -284,8 +284,19 @@ def test_what_does_not_fit_is_refused_with_what_would(method: str, name: str) ->
 def test_the_search_has_no_second_rows_before_the_loss() -> None:
     model, images = models.build("cnn", 0), torch.zeros(20, 1, 28, 28)
     ours, exact = (memory.demand(model, images, Config(method=method)) for method in ("gauss-newton", "fomoh-kd"))
-    assert ours.curved == 20 * 4 * 4  # four numbers for each digit and pair, and not its ten classes
+    assert 3 * ours.curved == 20 * 18  # four to five numbers for each digit and pair, and not its ten classes
     assert ours.largest == exact.largest and 4 * ours.step(32) < exact.step(32)
+
+
+def test_directions_of_one_layer_have_no_rows_before_it() -> None:
+    model, images = models.build("cnn", 0), torch.zeros(2048, 1, 28, 28)
+    ours = memory.demand(model, images, presets.find("search-cnn").config)
+    sizes = 2048 * 4 * torch.tensor([20 * 24 * 24, 50 * 8 * 8, 500, 10])  # behind each layer
+    rows = 1 + 4 + torch.tensor([7, 46, 178, 21]).cumsum(0)
+    pairs = 3 * (1 + 256 + 256 * 257 // 2) * 2048 * 6
+    assert ours.layers == tuple(sizes.tolist())
+    assert ours.step(256) == max(int((2 * rows * sizes).max()), pairs) + (4 + 7) * 4 * 431080
+    assert ours.step(19) > ours.step(20)  # fewer directions than four for each layer move all of them
 
 
 @pytest.mark.parametrize("padded", [False, True])

@@ -481,6 +481,9 @@ print(memory.demand(model, images, config).step({k}), peak.read())
         ("cnn", "fomoh-kd", 3, 256),
         ("cnn", "fomoh-kd", 8, 256),
         ("logistic-regression", "fomoh-kd", 60, 512),
+        ("logistic-regression", "gauss-newton", 60, 512),
+        ("cnn", "gauss-newton", 16, 128),
+        ("cnn", "gauss-newton", 256, 128),
     ],
 )
 def test_the_estimate_of_memory_is_right_within_a_factor(model: str, method: str, k: int, batch: int) -> None:
@@ -491,7 +494,7 @@ def test_the_estimate_of_memory_is_right_within_a_factor(model: str, method: str
 def test_a_k_that_does_not_fit_is_refused_with_the_k_that_does() -> None:
     demand = memory.Demand(largest=2**21, curved=2**20, all=2**22, parameters=2**20, method="fomoh-kd")
     device = torch.device("cpu")
-    fits = demand.largest_k(2**30)
+    fits = demand.largest_k(2**30, 100)
     assert demand.step(fits) <= 2**30 < demand.step(fits + 1)
     memory.require([(demand, fits)], device, free=2**30)
     with pytest.raises(memory.TooLarge) as caught:
@@ -505,7 +508,7 @@ def test_a_k_that_does_not_fit_is_refused_with_the_k_that_does() -> None:
     backward = memory.Demand(largest=2**30, curved=2**30, all=2**32, parameters=2**20, method="sgd")
     with pytest.raises(memory.TooLarge, match=r"a step needs about 5 GiB on cpu, which has 1 GiB free; expected a sm"):
         memory.require([(backward, 1)], device, free=2**30)
-    assert memory.Demand(2**40, 2**40, 2**40, 1, "fomoh-kd").largest_k(2**30) == 0
+    assert memory.Demand(2**40, 2**40, 2**40, 1, "fomoh-kd").largest_k(2**30, 100) == 0
 
 
 def test_memory_is_looked_at_before_training() -> None:

@@ -32,13 +32,21 @@ class RankOne(RandomFamily):
         [1, 1, 1, 1, 1, 1, 0, 0]
     """
 
+    def shares(self, leaves: Sequence[Tensor]) -> list[int]:
+        """How many of the directions each layer has."""
+        layers = layers_of(leaves)
+        count = max(layers) + 1
+        if self.k < count:
+            raise ValueError(f"k is {self.k} and there are {count} layers; expected at least one direction for each.")
+        entries = [0] * count
+        for layer, leaf in zip(layers, leaves, strict=True):
+            entries[layer] += leaf.numel()
+        return _shares(self.k, entries)
+
     def _rows(self, plane: Plane) -> Directions:
-        layers = layers_of(plane.leaves)
-        if self.k <= max(layers):
-            raise ValueError(
-                f"k is {self.k} and there are {max(layers) + 1} layers; expected at least one direction for each."
-            )
-        return _RankOneRows(self.k, plane, layers)
+        ends = [0, *accumulate(self.shares(plane.leaves))]
+        runs = [(ends[layer], ends[layer + 1]) for layer in layers_of(plane.leaves)]
+        return _RankOneRows(self.k, plane, runs)
 
 
 class _RankOneRows(NormalRows):
@@ -46,13 +54,9 @@ class _RankOneRows(NormalRows):
 
     structured = True
 
-    def __init__(self, k: int, plane: Plane, layers: Sequence[int]) -> None:
+    def __init__(self, k: int, plane: Plane, runs: Sequence[tuple[int, int]]) -> None:
         super().__init__(k, plane)
-        entries = [0] * (max(layers) + 1)
-        for layer, leaf in zip(layers, plane.leaves, strict=True):
-            entries[layer] += leaf.numel()
-        ends = [0, *accumulate(_shares(k, entries))]
-        self._runs = [(ends[layer], ends[layer + 1]) for layer in layers]  # of each parameter
+        self._runs = runs  # of each parameter: those of its layer
 
     def rows(self, position: int, like: Tensor, start: int, stop: int) -> Tensor:
         rows = like.new_zeros((stop - start, *like.shape))

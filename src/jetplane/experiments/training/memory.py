@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import resource
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from jetplane import optim
+from jetplane.directions import Mixed, RankOne
 from jetplane.errors import JetplaneError
 
 from .config import FORWARD_GRADIENT, REVERSE, SECOND_ORDER, Config
@@ -35,6 +38,9 @@ class Demand:
     all: int  # all activations together, which a backward pass keeps
     parameters: int
     method: str
+    # of a search, whose directions move one layer each: the largest activation behind each layer, and the parameters
+    layers: tuple[int, ...] = ()
+    moving: tuple[Tensor, ...] = field(default=(), compare=False, repr=False)
 
     def step(self, k: int) -> int:
         """An estimate of the memory that a step with K directions needs beyond parameters and data.
@@ -45,24 +51,35 @@ class Demand:
         on the CPU, the models here need between two thirds and one and a half times that.
 
         A forward gradient has K tangents of activations, and a gradient in place of directions; measured, 0.6 to 0.8
-        of that.
+        of that. A search has rows of the directions that move a layer before the activation; measured, one and a half
+        times that for K = 256 on the CNN.
         """
         reverse = self.all + self.parameters if self.method in REVERSE else 0
         if self.method in REVERSE and self.method not in SECOND_ORDER:
             return reverse + self.largest
+        behind = _directions_behind(self.moving, k) if self.layers else None
         rows = 2 * (1 + k) * self.largest
+        if behind is not None:
+            rows = max(2 * (1 + count) * size for count, size in zip(behind, self.layers, strict=True))
         if self.method in FORWARD_GRADIENT:
             return rows + self.parameters
         if self.method in SECOND_ORDER:
             rows = max(rows, 3 * (1 + k + k * (k + 1) // 2) * self.curved)
-        return reverse + rows + k * self.parameters
+        held = k if behind is None else k - behind[-1] + behind[0]  # of those that move one layer the factors alone
+        return reverse + rows + held * self.parameters
 
-    def largest_k(self, free: int) -> int:
-        """The largest K whose step fits, and 0 where none does."""
-        k = 0
-        while self.step(k + 1) <= free:
-            k += 1
-        return k
+    def largest_k(self, free: int, most: int) -> int:
+        """The largest K up to ``most`` whose step fits, and 0 where none does."""
+        return next((k for k in range(most, 0, -1) if self.step(k) <= free), 0)
+
+
+def _directions_behind(moving: Sequence[Tensor], k: int) -> list[int] | None:
+    """How many of a search's K directions move what each layer makes; None where each of them moves all layers."""
+    family = optim.GaussNewtonSearch(moving, k=k).directions
+    fresh = family.families[-1] if isinstance(family, Mixed) else family
+    if not isinstance(fresh, RankOne):
+        return None
+    return [k - fresh.k + count for count in accumulate(fresh.shares(moving))]
 
 
 @torch.no_grad()
@@ -82,8 +99,8 @@ def demand(model: nn.Module, batch: Tensor, config: Config) -> Demand:
         for hook in hooks:
             hook.remove()
     parameters = sum(p.numel() * p.element_size() for p in model.parameters())
-    # the pairs of a softmax are a product's, with one number for each sample and not one for each class
-    loss = [min(sizes[-1], 4 * batch.element_size())]
+    # the pairs of a softmax are a product's, with four to five numbers for each sample in all, whatever the classes
+    loss = [min(sizes[-1], 3 * batch.element_size() // 2)]
     curved = [size for size, layer in zip(sizes, layers, strict=True) if layer > 1] or loss
     if config.method == "gauss-newton":
         curved = loss  # where its second order begins
@@ -91,7 +108,14 @@ def demand(model: nn.Module, batch: Tensor, config: Config) -> Demand:
     # the pairs of a penalty are as long as the weights
     weights = max(p.numel() * p.element_size() for p in model.parameters()) if config.penalty else 0
     second = max(max(curved) * count, weights)
-    return Demand(max(sizes) * count, second, sum(sizes) * count, parameters, config.method)
+    whole = max(sizes) * count, second, sum(sizes) * count, parameters, config.method
+    if config.method != "gauss-newton":
+        return Demand(*whole)
+    by_layer = [
+        [size for size, layer in zip(sizes, layers, strict=True) if layer == n] for n in range(1, layers[-1] + 1)
+    ]
+    largest = tuple(max(some) * count for some in by_layer)
+    return Demand(*whole, layers=largest, moving=tuple(model.parameters()))
 
 
 def require(demands: list[tuple[Demand, int]], device: torch.device, free: int | None = None) -> None:
@@ -103,7 +127,7 @@ def require(demands: list[tuple[Demand, int]], device: torch.device, free: int |
     first, k = demands[0]
     runs = f"{len(demands)} runs together need" if len(demands) > 1 else "a step needs"
     message = f"{runs} about {_gigabytes(needed)} on {device}, which has {_gigabytes(free)} free"
-    fits = first.largest_k(free // len(demands))
+    fits = first.largest_k(free // len(demands), k)
     name = "samples" if first.method in FORWARD_GRADIENT else "k"
     if (first.method in ("fgd", "fomoh-kd", "gauss-newton") or name == "samples") and fits:
         raise TooLarge(f"{name} is {k}: {message}; the largest {name} that fits is {fits}, or take a smaller batch.")
