@@ -183,6 +183,7 @@ class Seed:
     def __init__(self, tensor: Tensor, source: Source, label: str) -> None:
         self._source = source
         self._held: Tensor | None = None
+        self._blocks: list[Block] | None = None
         self._views: Record | None = None
         self._shape = geometry(tensor)
         self.label = label
@@ -208,9 +209,7 @@ class Seed:
         """The leaf's tangents, or those of a view of it, without zeros and with outer products as they are."""
         if not self.structured:
             return Operand(tensor, *self.read(tensor))
-        blocks, turned = self._source.blocks(), self._is_transpose(tensor)
-        if not blocks:  # a row of zeros, so that what is made of the leaf is known to depend on it
-            blocks = [Block(0, tensor.new_zeros((1, *self._shape[0])))]
+        blocks, turned = self._nonzero(tensor), self._is_transpose(tensor)
         dense = [block for block in blocks if not isinstance(block.rows, Factors)]
         outer = [block for block in blocks if isinstance(block.rows, Factors)]
         if geometry(tensor) != self._shape and not turned:
@@ -224,6 +223,17 @@ class Seed:
         elif rows is not None and geometry(tensor) != self._shape:
             return Record(tensor.as_strided(*self._shape), rows, None, support).operand(tensor)
         return SparseOperand(tensor, rows, None, support, tuple(outer))
+
+    def _nonzero(self, tensor: Tensor) -> list[Block]:
+        if self._blocks is not None:
+            return self._blocks
+        blocks = self._source.blocks()
+        if not blocks:  # a row of zeros, so that what is made of the leaf is known to depend on it
+            blocks = [Block(0, tensor.new_zeros((1, *self._shape[0])))]
+        parts = [part for block in blocks for part in (block.rows if isinstance(block.rows, Factors) else [block.rows])]
+        if sum(part.numel() for part in parts) <= _SMALL:
+            self._blocks = blocks
+        return blocks
 
     def _is_transpose(self, tensor: Tensor) -> bool:
         """Whether the tensor is the leaf, a matrix, transposed."""
