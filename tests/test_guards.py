@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import jetplane as jp
 from cases import F64, along, assert_close, assert_quadratic, check_against_oracle, randn
+from jetplane.ad import _torch
 from jetplane.testing.oracle import double_backward
 
 SOURCE = Path(jp.__file__).parent
@@ -695,3 +696,17 @@ def test_views_of_a_detached_tensor_are_detached_through_undeclared_views_too() 
         return (torch.ops.aten._unsafe_view(w.detach(), [3, 2]) * w.reshape(3, 2)).sum()
 
     torch.testing.assert_close(jp.gradient(program, w), w)
+
+
+def test_passes_that_overlap_leave_the_compiler_as_it_was() -> None:
+    from torch._dynamo import eval_frame
+
+    before = eval_frame._stance.stance
+    first, second = _torch.uncompiled(), _torch.uncompiled()
+    first.__enter__()
+    second.__enter__()
+    assert eval_frame._stance.stance == "force_eager"
+    first.__exit__(None, None, None)  # in another thread, not in the order of a stack
+    assert eval_frame._stance.stance == "force_eager"
+    second.__exit__(None, None, None)
+    assert eval_frame._stance.stance == before

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import operator
 import sys
+import threading
 from collections.abc import Callable
 from functools import reduce
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.autograd.function as _function
@@ -195,14 +196,24 @@ class unfused_script:
 class uncompiled:
     """Compiled functions run as they are: ``torch.compiler.set_stance``, which would change it three times a pass."""
 
+    # The stance is that of all threads: the first pass sets it, and the last one to end sets it back.
+    _lock: ClassVar[threading.Lock] = threading.Lock()
+    _running: ClassVar[int] = 0
+    _previous: ClassVar[Any] = None
+
     def __enter__(self) -> None:
-        dynamo = sys.modules.get("torch._dynamo.eval_frame")  # else nothing has been compiled; it takes seconds to load
-        self._dynamo: Any = dynamo
-        self._previous = None if dynamo is None else dynamo._set_stance(dynamo.DynamoStance("force_eager"))
+        dynamo: Any = sys.modules.get("torch._dynamo.eval_frame")  # else nothing is compiled; it takes seconds to load
+        with uncompiled._lock:
+            uncompiled._running += 1
+            if dynamo is not None and uncompiled._previous is None:
+                uncompiled._previous = dynamo._set_stance(dynamo.DynamoStance("force_eager"))
 
     def __exit__(self, *exc: object) -> None:
-        if self._previous is not None:
-            self._dynamo._set_stance(self._previous)
+        with uncompiled._lock:
+            uncompiled._running -= 1
+            if not uncompiled._running and uncompiled._previous is not None:
+                sys.modules["torch._dynamo.eval_frame"]._set_stance(uncompiled._previous)
+                uncompiled._previous = None
 
 
 class quiet_vmap_fallback:
