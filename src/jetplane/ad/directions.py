@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -33,7 +33,6 @@ class Directions(Protocol):
         ...
 
 
-@runtime_checkable
 class Structured(Directions, Protocol):
     """Directions that know where they are zero, or that they are outer products."""
 
@@ -55,8 +54,8 @@ def is_structured(directions: Directions) -> bool:
 def blocks_of(directions: Directions, position: int, like: Tensor) -> list[Block]:
     """The blocks of directions, of which those that know no more are one."""
     if is_structured(directions):
-        assert isinstance(directions, Structured)
-        return directions.blocks(position, like)
+        # a protocol would look at all of its members each time, which a step would feel
+        return cast(Structured, directions).blocks(position, like)
     return [Block(0, directions.rows(position, like, 0, directions.k))]
 
 

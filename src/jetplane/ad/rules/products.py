@@ -103,8 +103,8 @@ def _sparse_affine(bias: Any, beta: Any, inner: Operand, alpha: Any) -> Operand:
         rows = None if term is None else spread(scaled(align(term.rows, inner.primal.ndim), factor), inner.primal)
         if term is not None and rows is not None:
             terms.append(Term(term.support, rows))
-    own = isinstance(inner, Operand) and inner.tangent is not None  # else the first rows are the bias's
-    return with_term(inner.primal, added(*terms) if own and len(terms) == 2 else gathered(terms))
+    # two terms: the first one's rows are the product's, which belong to nobody else
+    return with_term(inner.primal, added(*terms) if len(terms) == 2 else gathered(terms))
 
 
 @jet_rule(aten.addmm.default, "bilinear")
