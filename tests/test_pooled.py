@@ -187,7 +187,7 @@ def test_the_operations_are_the_composition(bias: bool) -> None:
     y = F.max_pool2d(F.conv2d(one, kernel, moved(b) if bias else None, (1, 1), 0, (2, 1)).relu(), 2)
     layout = ([1, 1], [2, 1])
     value, rows, codes = torch.ops.jetplane.convolution_pooled_rows(x, w, b if bias else None, *layout, False)
-    jet = torch.ops.jetplane.convolution_pooled_jet(x, w, b if bias else None, None, codes, *layout, False)
+    jet = torch.ops.jetplane.convolution_pooled_jet(x, w, None, None, b if bias else None, codes, *layout)
     torch.testing.assert_close(value.permute(0, 3, 1, 2), y.detach())
     torch.testing.assert_close(rows, jet[:3])
     for place in torch.cartesian_prod(*map(torch.arange, y.shape)):
@@ -215,7 +215,7 @@ def test_the_operations_are_sound() -> None:
     codes = torch.zeros(2, 2, 2, 3, dtype=torch.uint8)
     layout = ([1, 1], [1, 1])
     torch.library.opcheck(ops.convolution_pooled_rows.default, (x, w, b, *layout, False), **tests)
-    torch.library.opcheck(ops.convolution_pooled_jet.default, (x, w, b, None, codes, *layout, False), **tests)
+    torch.library.opcheck(ops.convolution_pooled_jet.default, (x, w, None, None, b, codes, *layout), **tests)
     plain = (x[0].permute(0, 3, 1, 2), w[0].permute(0, 3, 1, 2), b[0], [1, 2], [1, 0], [1, 1])
     torch.library.opcheck(ops.convolution_relu_pool.default, plain, **tests)
 
@@ -243,8 +243,8 @@ for x, w, bias, stride, dilation in torch.load(sys.argv[1], weights_only=True):
     shape = _pooled_shape(x[0], w[0], stride, dilation)
     one = list(pooled_rows(x, w, bias, stride, dilation, shape, False))
     if x.shape[0] == w.shape[0] > 1:
-        tiles = lambda pattern: Tile(positions=32, depth=16)
-        one.append(convolve(x, w, bias, None, stride, dilation, shape, False, tiles=tiles, codes=one[2]))
+        tiles = lambda pattern: Tile(positions=32, depth=64)
+        one.append(convolve(x, w, None, None, bias, stride, dilation, shape, one[2], tiles=tiles))
     found.append(one)
 torch.save(found, sys.argv[2])
 """
@@ -268,7 +268,7 @@ def expected_of(inputs: list[Any]) -> list[Tensor]:
     found = list(torch.ops.jetplane.convolution_pooled_rows(*factors, stride, dilation, False))
     if x.shape[0] == w.shape[0] > 1:
         x, w, bias = factors
-        found.append(torch.ops.jetplane.convolution_pooled_jet(x, w, bias, None, found[2], stride, dilation, False))
+        found.append(torch.ops.jetplane.convolution_pooled_jet(x, w, None, None, bias, found[2], stride, dilation))
     return found
 
 
@@ -332,7 +332,7 @@ def test_the_kernels_on_a_gpu(case: tuple[Any, ...]) -> None:
     x, w, bias, *layout = (part.cuda() if isinstance(part, Tensor) else part for part in inputs)
     found = list(torch.ops.jetplane.convolution_pooled_rows(x, w, bias, *layout, False))
     if x.shape[0] == w.shape[0] > 1:
-        found.append(torch.ops.jetplane.convolution_pooled_jet(x, w, bias, None, found[2], *layout, False))
+        found.append(torch.ops.jetplane.convolution_pooled_jet(x, w, None, None, bias, found[2], *layout))
     assert_close(found, expected_of(inputs), 1e-12 if case[-1] == "float64" else 1e-5, case)
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..jet import Operand, PairSet
+from .halves import halves
 
 __all__ = [
     "ENABLED",
@@ -19,6 +20,7 @@ __all__ = [
     "channels_last",
     "convolution_jet",
     "convolved",
+    "factors",
     "fits",
     "lengths",
     "padded",
@@ -107,19 +109,21 @@ def convolution_jet(
     """The jet of a 2D convolution for all pairs, value and rows from one operation, channels last in memory."""
     if x.tangent is None or w.tangent is None:
         raise ValueError("a factor of the convolution has no tangents; expected some on both.")
-    rounds = x.primal.dtype == torch.float32 and tf32()
     left = padded(channels_last(x.primal, x.tangent), padding)
     right = channels_last(w.primal, w.tangent)
     second = None if x.second is None else padded(x.second.permute(0, 1, 3, 4, 2), padding).contiguous()
-    out = torch.ops.jetplane.convolution_jet(
-        left, rounded(right) if rounds else right, stacked(bias, w), second, stride, dilation, rounds
-    )
+    out = torch.ops.jetplane.convolution_jet(*factors(left, right, second), stacked(bias, w), stride, dilation)
     rows, k = out.permute(0, 1, 4, 2, 3), x.tangent.shape[0]
     # a value of its own: what the engine keeps of a tensor is as large as the memory that the tensor is a part of
     value, tangent, pairs = rows[0].clone(), rows[1 : k + 1], rows[k + 1 :]
     if isinstance(bias, Operand) and bias.second is not None:
         pairs = pairs + bias.second.reshape(pairs.shape[0], 1, -1, 1, 1)
     return Operand(value, tangent, pairs)
+
+
+def factors(x: Tensor, w: Tensor, second: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """What the operation takes of rows: in TF32's place float16 with scales, which has as many bits."""
+    return halves(x, w, second) if x.dtype == torch.float32 and tf32() else (x, w, second, None)
 
 
 def channels_last(primal: Tensor, tangent: Tensor) -> Tensor:
@@ -159,32 +163,37 @@ def rounded(x: Tensor) -> Tensor:
 def _operation(
     x: Tensor,
     w: Tensor,
-    bias: Tensor | None,
     second: Tensor | None,
+    scale: Tensor | None,
+    bias: Tensor | None,
     stride: Sequence[int],
     dilation: Sequence[int],
-    tf32: bool,
 ) -> Tensor:
-    """Rows (pairs of T, N, OH, OW, O) from x (T, N, H, W, C), w (T, O, height, width, C), bias (T, O) and second rows.
+    """Rows (pairs of T, N, OH, OW, O) from x (T, N, H, W, C), w (T, O, height, width, C), second rows, bias (T, O).
 
     Row (i, j) of ``PairSet.all(T)`` is x_i * w_j + x_j * w_i: with the values as rows 0, the value is row (0, 0), the
-    tangents are the rows (0, j), and the pairs the rest.
+    tangents are the rows (0, j), and the pairs the rest. ``scale`` is what :func:`halves` has made of the factors.
     """
     if x.is_cuda and _HAS_TRITON:
         from .convolution_triton import convolve
 
-        return convolve(x, w, bias, second, stride, dilation, _shape(x, w, stride, dilation), tf32)
+        return convolve(x, w, second, scale, bias, stride, dilation, _shape(x, w, stride, dilation))
+    rows = x.shape[0]
+    if scale is not None:
+        left, right, pairs = scale.split([rows, rows, len(scale) - 2 * rows])
+        x, w = _scaled(x, left), _scaled(w, right)
+        second = None if second is None else _scaled(second, pairs)
 
     def product(one: Tensor, other: Tensor) -> Tensor:
         return convolved(one, other, stride, dilation)
 
     out = []
-    for number, (i, j) in enumerate(PairSet.all(x.shape[0]).pairs):
+    for number, (i, j) in enumerate(PairSet.all(rows).pairs):
         row = product(x[i], w[j])
         if j > 0:
             row = row + product(x[j], w[i])
         if i > 0 and second is not None:
-            row = row + product(second[number - x.shape[0]], w[0])
+            row = row + product(second[number - rows], w[0])
         if i == 0 and bias is not None:
             row = row + bias[j]
         out.append(row)
@@ -195,14 +204,19 @@ def _operation(
 def _(
     x: Tensor,
     w: Tensor,
-    bias: Tensor | None,
     second: Tensor | None,
+    scale: Tensor | None,
+    bias: Tensor | None,
     stride: Sequence[int],
     dilation: Sequence[int],
-    tf32: bool,
 ) -> Tensor:
     rows = x.shape[0]
-    return x.new_empty((rows * (rows + 1) // 2, *_shape(x, w, stride, dilation)))
+    made = x if scale is None else scale
+    return made.new_empty((rows * (rows + 1) // 2, *_shape(x, w, stride, dilation)))
+
+
+def _scaled(rows: Tensor, scale: Tensor) -> Tensor:
+    return rows * scale.reshape(-1, *[1] * (rows.ndim - 1))
 
 
 def _shape(x: Tensor, w: Tensor, stride: Sequence[int], dilation: Sequence[int]) -> tuple[int, int, int, int]:

@@ -11,8 +11,9 @@ makes all (K + 1)^2 products, writes them, and leaves the sums to another kernel
 in registers, and only the sums are written.
 
 A program makes some of the sums (a :class:`Pattern`) for a tile of output positions, as an implicit matrix product:
-with channels last, each row of a window is one run of width * channels numbers. docs/convolution-kernel.md has the
-floor, and why the patterns and tiles are what they are.
+with channels last, each row of a window is one run of width * channels numbers. In place of TF32 it takes rows of
+float16 with scales (:mod:`.halves`). docs/convolution-kernel.md has the floor, and why the patterns and tiles are what
+they are.
 
 Under Triton's interpreter (TRITON_INTERPRET=1) the kernel runs on a CPU, too.
 """
@@ -24,6 +25,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -112,48 +114,52 @@ class Tile:
     """How a program works; what it computes does not depend on it."""
 
     positions: int = 128  # of the output
-    depth: int = 32  # numbers of a window that are read at a time
+    depth: int = 128  # bytes of a window that are read at a time
     warps: int = 8
     stages: int = 3
     near: bool = True  # read x through the L1 cache: windows overlap
 
 
 def tile_of(pattern: Pattern) -> Tile:
-    """A tile whose sums stay in registers: from the compiler's report, for 64 channels and sm_90."""
-    return Tile() if len(pattern.sums) + len(pattern.merged) <= 4 else Tile(depth=16)
+    """A tile whose sums stay in registers: from the compiler's report, for float16, 64 channels and sm_90."""
+    return Tile() if len(pattern.sums) + len(pattern.merged) <= 4 else Tile(depth=64)
 
 
 def convolve(
     x: Tensor,  # (T, N, H, W, C)
     w: Tensor,  # (T, O, height, width, C)
-    bias: Tensor | None,  # (T, O)
     second: Tensor | None,  # ((T-1)T/2, N, H, W, C), the pairs of rows 1 and up
+    scale: Tensor | None,  # (T + T,), with second rows (T + T + (T-1)T/2,)
+    bias: Tensor | None,  # (T, O)
     stride: Sequence[int],
     dilation: Sequence[int],
     shape: tuple[int, int, int, int],  # (N, OH, OW, O)
-    tf32: bool,
+    codes: Tensor | None = None,  # (N, OH, OW, O)
     patterns: dict[Pattern, Groups] | None = None,
     tiles: Callable[[Pattern], Tile] = tile_of,
-    codes: Tensor | None = None,  # (N, OH, OW, O)
 ) -> Tensor:
     """The rows (T(T+1)/2, N, OH, OW, O) of the jet. All tensors are contiguous.
 
     With ``codes`` they are those of the convolution with ReLU and max-pooling behind it: OH and OW are then what is
-    left of them, and the codes say which of four positions is kept.
+    left of them, and the codes say which of four positions is kept. With ``scale`` products are multiplied by the
+    numbers in it for their two rows, as :func:`jetplane.ad.rules.halves.halves` makes them; rows have its dtype.
     """
     rows, positions = x.shape[0], shape[0] * shape[1] * shape[2] * (1 if codes is None else 4)
-    out = torch.empty((rows * (rows + 1) // 2, *shape), dtype=x.dtype, device=x.device)
+    dtype = x.dtype if scale is None else scale.dtype
+    out = torch.empty((rows * (rows + 1) // 2, *shape), dtype=dtype, device=x.device)
     if not out.numel():
         return out
     for pattern, groups in (patterns or plan(rows)).items():
         tile = tiles(pattern)
-        fixed = constants(x, w, bias, second, stride, dilation, shape, tf32, pattern, groups, tile, codes is not None)
+        given = (codes is not None, scale is not None)
+        fixed = constants(x, w, second, bias, stride, dilation, shape, pattern, groups, tile, *given)
         unit, blocks = fixed["UNIT"], triton.cdiv(shape[3], fixed["WIDE"])
         kernel = _sums[triton.cdiv(positions, tile.positions) * blocks * len(groups),](
             x,
             w,
-            w if bias is None else bias,
             x if second is None else second,
+            out if scale is None else scale,
+            w if bias is None else bias,
             out if codes is None else codes,
             out,
             positions,
@@ -173,22 +179,22 @@ def convolve(
 def constants(
     x: Tensor,
     w: Tensor,
-    bias: Tensor | None,
     second: Tensor | None,
+    bias: Tensor | None,
     stride: Sequence[int],
     dilation: Sequence[int],
     shape: tuple[int, int, int, int],
-    tf32: bool,
     pattern: Pattern,
     groups: Groups,
     tile: Tile,
     pool: bool = False,
+    scaled: bool = False,
 ) -> dict[str, Any]:
     """What the kernel is compiled for."""
     x_rows, w_rows, terms = zip(*pattern.passes(), strict=True)
     to, left, right = (tuple(tuple(term[n] for term in phase) for phase in terms) for n in range(3))
-    unit = 16 // x.element_size()  # steps between rows come in units of 16 bytes, so that the compiler knows of them
-    rounds = tf32 and x.dtype == torch.float32
+    # steps between rows come in units of up to 16 bytes, so that the compiler knows of them
+    unit = math.gcd(16 // x.element_size(), x.shape[-1])
     return {
         "GROUPS": groups,
         "X_ROWS": x_rows,
@@ -206,13 +212,12 @@ def constants(
         "DILATION": tuple(dilation),
         "BIAS": bias is not None,
         "SECOND": second is not None,
-        "ROUND": rounds,
-        "PRECISION": "tf32" if rounds else "ieee",
-        "UNIT": unit if x.shape[-1] % unit == 0 else 1,
+        "SCALED": scaled,
+        "UNIT": unit,
         "NEAR": 8 // x.element_size() if tile.near else 0,
         "POSITIONS": tile.positions,
         "WIDE": min(64, max(16, triton.next_power_of_2(shape[3]))),
-        "DEPTH": tile.depth,
+        "DEPTH": max(16, tile.depth // x.element_size()),
         "POOL": pool,
     }
 
@@ -233,8 +238,9 @@ def _leave_room(function: int, shared: int) -> None:
 def _sums(
     x,
     w,
-    bias,
     second,
+    scale,
+    bias,
     codes,
     out,
     positions,
@@ -258,8 +264,7 @@ def _sums(
     DILATION: tl.constexpr,
     BIAS: tl.constexpr,
     SECOND: tl.constexpr,
-    ROUND: tl.constexpr,
-    PRECISION: tl.constexpr,
+    SCALED: tl.constexpr,
     UNIT: tl.constexpr,
     NEAR: tl.constexpr,
     POSITIONS: tl.constexpr,
@@ -288,7 +293,11 @@ def _sums(
 
     inside = tl.minimum(place, positions - 1)  # reads what is there, and is not written
     if POOL:
-        corner = corners(inside // 4, inside % 4, SIZE, OUT, STRIDE)
+        # rows r and r + 8 of a product are the same thread's, r and r + 4 those of two lanes: see kept
+        at = tl.arange(0, POSITIONS)
+        window = program // (len(GROUPS) * BLOCKS) * (POSITIONS // 4) + at // 16 * 4 + at % 4
+        number = at // 8 % 2 + at // 4 % 2 * 2
+        corner = corners(tl.minimum(window, positions // 4 - 1), number, SIZE, OUT, STRIDE)
     else:
         image = inside // (OUT[0] * OUT[1])
         top = inside // OUT[1] % OUT[0] * STRIDE[0]
@@ -308,23 +317,30 @@ def _sums(
             ws = ()
             for s in tl.static_range(len(X_ROWS[p])):
                 line = x + rows[X_ROWS[p][s]] * x_step * UNIT
-                part = numbers(line, corner, k, SIZE, WINDOW, DILATION, LENGTH, ROUND, True)
+                part = numbers(line, corner, k, SIZE, WINDOW, DILATION, LENGTH, False, True)
                 xs = xs + (part,)
             for s in tl.static_range(len(W_ROWS[p])):
                 ws = ws + (weights(w + rows[W_ROWS[p][s]] * w_step * UNIT, channel, k, OUTPUTS, LENGTH),)
             for t in tl.static_range(len(TO[p])):
-                more = tl.dot(
-                    xs[LEFT[p][t]], ws[RIGHT[p][t]].T, sums[TO[p][t]], input_precision=PRECISION, out_dtype=KIND
-                )
+                one, other = xs[LEFT[p][t]], ws[RIGHT[p][t]].T
+                more = tl.dot(one, other, sums[TO[p][t]], input_precision="ieee", out_dtype=KIND)
                 sums = _put(sums, TO[p][t], more)
 
     for m in tl.static_range(len(MERGED)):
         sums = _put(sums, MERGED[m][0], sums[MERGED[m][0]] + sums[MERGED[m][1]])
     for n in tl.static_range(len(SUMS)):
-        twice = (rows[SUMS[n][0]] == rows[SUMS[n][1]]) & (rows[SUMS[n][0]] > 0)
-        sums = _put(sums, n, sums[n] * tl.where(twice, 2.0, 1.0).to(KIND))
+        i = rows[SUMS[n][0]]
+        j = rows[SUMS[n][1]]
+        total = sums[n] * tl.where((i == j) & (i > 0), 2.0, 1.0).to(KIND)
+        if SCALED:  # one after the other: the product of two scales may be out of range
+            total = total * tl.load(scale + i) * tl.load(scale + ROWS + j)
+        sums = _put(sums, n, total)
     if SECOND:
         for first in tl.static_range(0, len(SUMS), 2):  # two at a time: more would not stay in registers
+            if SCALED:
+                for n in tl.static_range(first, min(first + 2, len(SUMS))):
+                    of_pair, of_value = _scales_of_pair(scale, rows[SUMS[n][0]], rows[SUMS[n][1]], ROWS)
+                    sums = _put(sums, n, sums[n] / of_pair / of_value)
             for step in range(STEPS):
                 k = step * DEPTH + tl.arange(0, DEPTH)
                 value = weights(w, channel, k, OUTPUTS, LENGTH)
@@ -332,9 +348,13 @@ def _sums(
                     i = rows[SUMS[n][0]] - 1
                     j = rows[SUMS[n][1]] - 1
                     line = second + tl.maximum(_number(i, j, ROWS - 1), 0) * x_step * UNIT
-                    pair = numbers(line, corner, k, SIZE, WINDOW, DILATION, LENGTH, ROUND, i >= 0)
-                    more = tl.dot(pair, value.T, sums[n], input_precision=PRECISION, out_dtype=KIND)
+                    pair = numbers(line, corner, k, SIZE, WINDOW, DILATION, LENGTH, False, i >= 0)
+                    more = tl.dot(pair, value.T, sums[n], input_precision="ieee", out_dtype=KIND)
                     sums = _put(sums, n, more)
+            if SCALED:
+                for n in tl.static_range(first, min(first + 2, len(SUMS))):
+                    of_pair, of_value = _scales_of_pair(scale, rows[SUMS[n][0]], rows[SUMS[n][1]], ROWS)
+                    sums = _put(sums, n, sums[n] * of_pair * of_value)
 
     if POOL:
         place = program // (len(GROUPS) * BLOCKS) * (POSITIONS // 4) + tl.arange(0, POSITIONS // 4)
@@ -370,8 +390,11 @@ def corners(window, number, SIZE: tl.constexpr, OUT: tl.constexpr, STRIDE: tl.co
 @triton.jit
 def kept(total, code):
     """Of the four positions of each window the one that its code names, or zero: (windows, channels)."""
-    four = tl.reshape(total, (code.shape[0], 4, code.shape[1]))
-    return tl.sum(tl.where(code[:, None, :] == tl.arange(0, 4)[None, :, None], four, 0.0), axis=1)
+    four = tl.reshape(total, (code.shape[0] // 4, 2, 2, 4, code.shape[1]))
+    number = tl.arange(0, 2)[None, :, None, None, None] + tl.arange(0, 2)[None, None, :, None, None] * 2
+    code = tl.reshape(code, (code.shape[0] // 4, 4, code.shape[1]))
+    one = tl.sum(tl.sum(tl.where(code[:, None, None, :, :] == number, four, 0.0), axis=1), axis=1)
+    return tl.reshape(one, (total.shape[0] // 4, total.shape[1]))
 
 
 @triton.jit
@@ -414,6 +437,13 @@ def weights(line, channel, k, OUTPUTS: tl.constexpr, LENGTH: tl.constexpr):
 def _number(i, j, COUNT: tl.constexpr):
     """The place of the pair i <= j among all pairs of COUNT rows."""
     return i * COUNT - i * (i - 1) // 2 + j - i
+
+
+@triton.jit
+def _scales_of_pair(scale, i, j, ROWS: tl.constexpr):
+    """The scales of the second row (i, j) of x and of the value of w, or 1 where there is no such row."""
+    at = 2 * ROWS + tl.maximum(_number(i - 1, j - 1, ROWS - 1), 0)
+    return tl.load(scale + at, mask=i > 0, other=1.0), tl.load(scale + ROWS, mask=i > 0, other=1.0)
 
 
 @triton.jit

@@ -111,15 +111,16 @@ def _second_order(x: Operand, w: Operand, bias: Any, stride: Any, padding: Any, 
     left = kernel.padded(_stacked(x.primal, x.tangent), padding).contiguous()
     tf32 = left.dtype == torch.float32 and kernel.tf32()
     right = kernel.channels_last(w.primal, w.tangent)
-    right = kernel.rounded(right) if tf32 else right
+    first = kernel.rounded(right[:1]) if tf32 else right[:1]
     second = None
     if x.second is not None:
         second = kernel.padded(x.second.permute(0, 1, 3, 4, 2), padding).contiguous()
     rows = kernel.stacked(bias, w)
     value, _, codes = torch.ops.jetplane.convolution_pooled_rows(
-        left[:1], right[:1], None if rows is None else rows[:1], stride, dilation, tf32
+        left[:1], first, None if rows is None else rows[:1], stride, dilation, tf32
     )
-    out = torch.ops.jetplane.convolution_pooled_jet(left, right, rows, second, codes, stride, dilation, tf32)
+    factors = kernel.factors(left, right, second)
+    out = torch.ops.jetplane.convolution_pooled_jet(*factors, rows, codes, stride, dilation)
     return _operand(value, out, w.tangent.shape[0])
 
 
@@ -189,20 +190,20 @@ def _(
 def _jet(
     x: Tensor,
     w: Tensor,
-    bias: Tensor | None,
     second: Tensor | None,
+    scale: Tensor | None,
+    bias: Tensor | None,
     codes: Tensor,
     stride: Sequence[int],
     dilation: Sequence[int],
-    tf32: bool,
 ) -> Tensor:
     """Rows (pairs of T, N, PH, PW, O): what ReLU and pooling keep, by their codes, of ``jetplane::convolution_jet``."""
     if x.is_cuda:
         from .convolution_triton import convolve
 
         shape = _pooled_shape(x[0], w[0], stride, dilation)
-        return convolve(x, w, bias, second, stride, dilation, shape, tf32, codes=codes)
-    rows = torch.ops.jetplane.convolution_jet(x, w, bias, second, stride, dilation, tf32)
+        return convolve(x, w, second, scale, bias, stride, dilation, shape, codes)
+    rows = torch.ops.jetplane.convolution_jet(x, w, second, scale, bias, stride, dilation)
     return torch.stack([_kept(row, codes) for row in rows])
 
 
@@ -210,15 +211,16 @@ def _jet(
 def _(
     x: Tensor,
     w: Tensor,
-    bias: Tensor | None,
     second: Tensor | None,
+    scale: Tensor | None,
+    bias: Tensor | None,
     codes: Tensor,
     stride: Sequence[int],
     dilation: Sequence[int],
-    tf32: bool,
 ) -> Tensor:
     rows = x.shape[0]
-    return x.new_empty((rows * (rows + 1) // 2, *codes.shape))
+    made = x if scale is None else scale
+    return made.new_empty((rows * (rows + 1) // 2, *codes.shape))
 
 
 def _pooled_shape(
