@@ -332,15 +332,15 @@ def _sums(
         i = rows[SUMS[n][0]]
         j = rows[SUMS[n][1]]
         total = sums[n] * tl.where((i == j) & (i > 0), 2.0, 1.0).to(KIND)
-        if SCALED:  # one after the other: the product of two scales may be out of range
-            total = total * tl.load(scale + i) * tl.load(scale + ROWS + j)
+        if SCALED:
+            total = _times(total, tl.load(scale + i), tl.load(scale + ROWS + j))
         sums = _put(sums, n, total)
     if SECOND:
         for first in tl.static_range(0, len(SUMS), 2):  # two at a time: more would not stay in registers
             if SCALED:
                 for n in tl.static_range(first, min(first + 2, len(SUMS))):
                     of_pair, of_value = _scales_of_pair(scale, rows[SUMS[n][0]], rows[SUMS[n][1]], ROWS)
-                    sums = _put(sums, n, sums[n] / of_pair / of_value)
+                    sums = _put(sums, n, _times(sums[n], 1 / of_pair, 1 / of_value))
             for step in range(STEPS):
                 k = step * DEPTH + tl.arange(0, DEPTH)
                 value = weights(w, channel, k, OUTPUTS, LENGTH)
@@ -354,7 +354,7 @@ def _sums(
             if SCALED:
                 for n in tl.static_range(first, min(first + 2, len(SUMS))):
                     of_pair, of_value = _scales_of_pair(scale, rows[SUMS[n][0]], rows[SUMS[n][1]], ROWS)
-                    sums = _put(sums, n, sums[n] * of_pair * of_value)
+                    sums = _put(sums, n, _times(sums[n], of_pair, of_value))
 
     if POOL:
         place = program // (len(GROUPS) * BLOCKS) * (POSITIONS // 4) + tl.arange(0, POSITIONS // 4)
@@ -437,6 +437,12 @@ def weights(line, channel, k, OUTPUTS: tl.constexpr, LENGTH: tl.constexpr):
 def _number(i, j, COUNT: tl.constexpr):
     """The place of the pair i <= j among all pairs of COUNT rows."""
     return i * COUNT - i * (i - 1) // 2 + j - i
+
+
+@triton.jit
+def _times(total, one, other):
+    """The sum with two scales, the smaller one first: the product of both, or with the larger, may be out of range."""
+    return total * tl.minimum(one, other) * tl.maximum(one, other)
 
 
 @triton.jit
