@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 
-from jetplane.bench import clock, growth, measure, memory, oracle, plots, process, roofline, run, steps, table
+from jetplane.bench import clock, growth, measure, memory, oracle, plots, process, roofline, run, steps, table, turns
 from jetplane.bench.environment import environment
 from jetplane.bench.grids import points
 from jetplane.bench.precision import tolerance
@@ -30,6 +31,7 @@ from jetplane.experiments.records import Records
 
 UNTWINNED = [name for name, system in SYSTEMS.items() if system.kind != "scale" and not system.twin]
 FOMOH = Path(os.environ["JETPLANE_FOMOH"]) if "JETPLANE_FOMOH" in os.environ else None  # the authors' code, if at hand
+needs_locks = pytest.mark.skipif(not turns.AVAILABLE or sys.platform != "linux", reason="needs Linux's file locks")
 TINY = Task("check", "quadratic", "jetplane", "mlp", k=2, batch=4, depth=2, precision="float64")
 
 
@@ -346,6 +348,53 @@ def test_what_goes_wrong_in_a_process_is_said_in_its_answer() -> None:
     assert result["reason"].startswith("ValueError: the model is 'nothing'; expected one of")
 
 
+@needs_locks
+def test_one_process_measures_while_the_others_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "path", lambda: tmp_path / "lock")
+    told: list[str] = []
+
+    def measure_alone() -> None:
+        with turns.Turn() as turn:
+            turn.together()  # as often as there are others
+            told.append("prepared")
+            turn.alone()
+            told.append("begin")
+            time.sleep(0.05)
+            told.append("end")
+
+    with turns.Turn() as other:
+        other.together()
+        threads = [threading.Thread(target=measure_alone) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        while len(told) < 3:
+            time.sleep(0.01)
+        time.sleep(0.05)
+        assert told == ["prepared"] * 3  # one that is not done keeps them from their clocks
+    for thread in threads:
+        thread.join()
+    assert told[3:] == ["begin", "end"] * 3
+
+
+@needs_locks
+@pytest.mark.parametrize(
+    ("does", "system", "kinds"), [("time", "jetplane", ["SH", "EX"]), ("check", "jetplane", ["SH"])]
+)
+def test_what_a_process_does_alone(
+    does: str, system: str, kinds: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(turns, "path", lambda: tmp_path / "lock")
+    monkeypatch.setattr(turns.Turn, "together", lambda turn: asked.append("SH"))
+    monkeypatch.setattr(turns.Turn, "alone", lambda turn: asked.append("EX"))
+    task = TINY.but(does=does, system=system, repeats=1, seconds=0.0)
+    assert measure.run(task, measure.run(task.but(does="oracle")))["status"] == "ok"
+    assert asked == ["SH", *kinds]  # the reference, then the task
+    asked.clear()
+    measure.run(task.but(does="ceilings", precision="float32"))
+    assert asked == ["EX"]
+
+
 # -- the command --------------------------------------------------------------------------------------------------
 
 
@@ -416,6 +465,52 @@ def test_what_was_measured_before_an_interruption_is_written(
     assert [row["system"] for row in whole["results"]] == ["jetplane", "func-loop"]
 
 
+@needs_locks
+def test_processes_that_prepare_at_the_same_time_give_the_same_rows(
+    small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner, running, most = process.run, [0], [0]
+    lock = threading.Lock()
+
+    def counted(*order: Any) -> dict[str, Any]:
+        with lock:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+        result = inner(*order)
+        with lock:
+            running[0] -= 1
+        return result
+
+    monkeypatch.setattr(process, "run", counted)
+    assert bench.run(order(*small, "--ahead", "4")) == 0
+    assert 1 < most[0] <= 4
+    whole = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert [(row["system"], row["status"]) for row in whole["results"]] == [("jetplane", "ok"), ("func-loop", "ok")]
+    assert "--ahead 4" in whole["command"] and whole["results"][0]["over_floor"] > 0
+    lines = (tmp_path / "run" / "measurements.jsonl").read_text().splitlines()
+    keys = [json.loads(line)["key"] for line in lines[1:]]
+    # ceilings, two references, and of both systems a check, a time and a peak, each once
+    assert len(keys) == len(set(keys)) == 9
+
+
+@needs_locks
+def test_an_interrupted_command_leaves_no_process_behind(small: list[str], tmp_path: Path) -> None:
+    small[small.index("--batch") + 1] = "60000"  # it takes its time
+    command = [sys.executable, "-m", "jetplane.cli", "bench", *small, "--ahead", "3", "--seconds", "60"]
+    running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    children = Path(f"/proc/{running.pid}/task")
+    try:
+        while not (found := [pid for c in children.glob("*/children") for pid in c.read_text().split()]):
+            time.sleep(0.05)
+        time.sleep(1.0)
+        running.send_signal(signal.SIGINT)
+        _, said = running.communicate(timeout=60)
+    finally:
+        running.kill()
+    assert running.returncode == 130 and "interrupted; --resume goes on" in said
+    assert not any(Path(f"/proc/{pid}").exists() for pid in found)
+
+
 def test_measurements_of_another_machine_are_not_mixed(small: list[str], tmp_path: Path) -> None:
     where = environment("cpu", 1) | {"torch": "1.0"}
     Records(tmp_path / "run" / "measurements.jsonl", where)
@@ -477,6 +572,17 @@ def test_a_system_that_is_wrong_in_float64_is_not_timed(
 def test_bad_arguments_say_what_is_wrong(words: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         bench.run(order(*words))
+
+
+def test_without_file_locks_processes_come_one_after_the_other(
+    small: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "AVAILABLE", False)
+    with pytest.raises(ValueError, match="--ahead is 2, but there are no file locks here; expected 1"):
+        bench.run(order(*small, "--ahead", "2"))
+    with turns.Turn() as turn:
+        turn.together()
+        turn.alone()
 
 
 @pytest.mark.parametrize(

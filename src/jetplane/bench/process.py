@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -15,9 +16,11 @@ import jetplane
 from . import memory
 from .task import Task
 
-__all__ = ["run"]
+__all__ = ["end_all", "run"]
 
 Result = dict[str, Any]
+
+_running: set[subprocess.Popen[str]] = set()  # of all threads
 
 
 def run(task: Task, expected: dict[str, Any] | None, fomoh: Path | None, timeout: float) -> Result:
@@ -32,15 +35,21 @@ def run(task: Task, expected: dict[str, Any] | None, fomoh: Path | None, timeout
         env=_environment(task),
         start_new_session=True,  # so that compilers it started end with it
     )
+    _running.add(process)
     try:
         out, errors = process.communicate(json.dumps(order), timeout=timeout)
     except subprocess.TimeoutExpired:
-        _end(process)
         return {"status": "failed", "reason": f"it took longer than {timeout:g} s"}
-    except BaseException:
+    finally:
+        _running.discard(process)
         _end(process)
-        raise
     return _answer(process.returncode, out, errors)
+
+
+def end_all() -> None:
+    """End the processes of all threads, whose results then say so."""
+    for process in list(_running):
+        _kill(process)
 
 
 def _answer(code: int, out: str, errors: str) -> Result:
@@ -60,10 +69,15 @@ def _answer(code: int, out: str, errors: str) -> Result:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """End a process and what it started."""
+    """End a process and what it started, if it has not ended by itself."""
     if process.poll() is None:
+        _kill(process)
+        process.communicate()
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)  # the session is its own, so the group is no one else's
-    process.communicate()
 
 
 def _environment(task: Task) -> dict[str, str]:

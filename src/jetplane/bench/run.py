@@ -1,10 +1,13 @@
-"""A whole run: references, checks, times and memory of all systems on all points, one process after the other."""
+"""A whole run: references, checks, times and memory of all systems on all points, each in a process of its own."""
 
 from __future__ import annotations
 
 import statistics
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,6 +59,7 @@ class Plan:
     check: str = "auto"
     memory: int = 1  # processes that measure memory on the CPU; 0: none
     timeout: float = 900.0
+    ahead: int = 1  # processes at a time: one measures, the others prepare
     fomoh: Path | None = None
     leave_out: frozenset[str] = field(default_factory=frozenset)  # systems that are left out unless named
 
@@ -117,8 +121,13 @@ def _guess(task: Task, compiled: bool) -> float:
 
 
 class _Run:
+    """Results by task, each made once, whichever thread asks first."""
+
     def __init__(self, plan: Plan, records: Records, progress: Progress) -> None:
         self.plan, self.records, self.progress = plan, records, progress
+        self.lock = threading.Lock()  # of everything below, and of what is written and told
+        self.turns: dict[str, threading.Lock] = defaultdict(threading.Lock)  # by key of a task
+        self.interrupted = False
         self.expected: dict[str, float] = {}  # seconds by key of what is still to come
         self.number = 0
         self.spent = self.guessed = 0.0
@@ -158,20 +167,44 @@ class _Run:
 
     def result(self, task: Task, expected: dict[str, Any] | None = None) -> Result:
         """The result of a task: an earlier one, or that of a new process; what failed before is tried again."""
+        with self.lock:
+            turn = self.turns[task.key]
+        with turn:
+            return self._result(task, expected)
+
+    def _result(self, task: Task, expected: dict[str, Any] | None) -> Result:
         known = self.records.rows.get(task.key)
         if known is not None and (known["result"]["status"] != "failed" or task.key not in self.expected):
             return dict(known["result"])
+        if self.interrupted:
+            raise KeyboardInterrupt
         start = time.monotonic()
         result = process.run(task, expected, self.plan.fomoh, self.plan.timeout)
-        self.spent += time.monotonic() - start
-        self.guessed += self.expected.pop(task.key, 0.0)
-        self.records.add({"key": task.key, "task": task.plain(), "result": result})
-        self.number += 1
-        pace = self.spent / self.guessed if self.guessed else 1.0
-        self.progress.done(task, result, self.number, pace * sum(self.expected.values()))
+        with self.lock:
+            if self.interrupted:  # which may be what ended the process
+                raise KeyboardInterrupt
+            self.spent += time.monotonic() - start
+            self.guessed += self.expected.pop(task.key, 0.0)
+            self.records.add({"key": task.key, "task": task.plain(), "result": result})
+            self.number += 1
+            pace = self.spent / self.guessed if self.guessed else 1.0
+            left = pace * sum(self.expected.values()) / self.plan.ahead
+            self.progress.done(task, result, self.number, left)
         return result
 
-    def row(self, point: Point, system: System, machine: Result | None) -> Row:
+    def interrupt(self) -> None:
+        """Let the processes end, and no further one begin."""
+        with self.lock:
+            self.interrupted = True
+        process.end_all()
+
+    def _drop(self, tasks: Iterable[Task]) -> None:
+        """There is no use in doing these."""
+        with self.lock:
+            for task in tasks:
+                self.expected.pop(task.key, None)
+
+    def row(self, point: Point, system: System) -> Row:
         """All that is known of a system on a point."""
         row: Row = {**point._asdict(), "system": system.name, "kind": system.kind}
         tasks = self.plan.measurements(point, system)
@@ -180,20 +213,20 @@ class _Run:
         if not bad and reference is not None and reference["status"] != "ok":
             bad = {"status": "failed", "reason": f"there is no reference: {reference['reason']}"}
         if bad:
-            for task in tasks:
-                self.expected.pop(task.key, None)
+            self._drop(tasks)
             return row | bad
         needs = None if reference is None or system.kind == "scale" else reference
         results = []
         for task in tasks:
             results.append(self.result(task, needs))
             if results[-1]["status"] != "ok" and task.does != "memory":
-                for other in tasks:
-                    self.expected.pop(other.key, None)
+                self._drop(tasks)
                 break
         row |= _merged(results)
-        if row["status"] == "ok" and system.kind == "ours" and reference is not None and machine is not None:
-            row |= _floor(row, reference["count"], machine)
+        if row["status"] == "ok" and system.kind == "ours" and reference is not None:
+            machine = self.result(self.plan.ceilings(point.precision))
+            if machine["status"] == "ok":
+                row |= _floor(row, reference["count"], machine)
         return row
 
     def _checked(self, point: Point, system: System) -> Result | None:
@@ -264,23 +297,31 @@ def measure(
     run = _Run(plan, records, progress)
     run.announce()
     found = Found()
-    for point in plan.points:
-        rows: list[Row] = []
+    with ThreadPoolExecutor(plan.ahead) as pool:
+        precisions = dict.fromkeys(point.precision for point in plan.points if point.what == "quadratic")
+        ceilings = {name: pool.submit(run.result, plan.ceilings(name)) for name in precisions}
+        rows = {
+            point: [pool.submit(run.row, point, system) for system in run._present(point, tell=True)]
+            for point in plan.points
+        }
         try:
-            if point.what == "quadratic" and point.precision not in found.ceilings:
-                found.ceilings[point.precision] = run.result(plan.ceilings(point.precision))
-            machine = found.ceilings.get(point.precision)
-            usable = machine if machine is not None and machine["status"] == "ok" else None
-            for system in run._present(point, tell=True):
-                rows.append(run.row(point, system, usable))
+            for name, machine in ceilings.items():
+                found.ceilings[name] = machine.result()
+            for point in plan.points:
+                of_point: list[Row] = []
+                try:
+                    for row in rows[point]:
+                        of_point.append(row.result())
+                finally:
+                    _ranked(of_point)
+                    found.rows += of_point
+                    if on_point is not None and of_point:
+                        on_point(point, of_point)
         except KeyboardInterrupt:
             found.interrupted = True
-        _ranked(rows)
-        found.rows += rows
-        if on_point is not None and rows:
-            on_point(point, rows)
-        if found.interrupted:
-            break
+            run.interrupt()
+        finally:
+            pool.shutdown(cancel_futures=True)
     return found
 
 

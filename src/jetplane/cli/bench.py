@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from jetplane.bench import growth, plots, table
+from jetplane.bench import growth, plots, table, turns
 from jetplane.bench.environment import environment
 from jetplane.bench.grids import GRIDS, WHATS, points
 from jetplane.bench.problem import MODELS
@@ -37,7 +37,8 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         "torch-jet, and the code of the paper's authors.\n"
         "\n"
         "Every result is compared with double backward first, and a wrong one is not timed. Every measurement has a\n"
-        "process of its own. Use an idle machine: what else runs on it is measured as well.",
+        "process of its own. Use an idle machine: what else runs on it is measured as well. With --ahead N, up to N\n"
+        "processes prepare and compile at the same time; each measures while the others wait.",
         epilog="examples:\n"
         "  jetplane bench                                    a look, some minutes on two cores\n"
         "  jetplane bench --grid paper --peer-fomoh ~/fomoh  the CNN with K = 1, 3, 10\n"
@@ -63,6 +64,13 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     add("--check", choices=CHECKS, default="auto", help="against double backward in float64 (default: %(default)s)")
     add("--memory-processes", type=_count, default=1, metavar="N", help="on the CPU, for each system (default: 1)")
     add("--timeout", type=_seconds, default=900.0, metavar="T", help="seconds of a process (default: %(default)s)")
+    add(
+        "--ahead",
+        type=_positive,
+        default=1,
+        metavar="N",
+        help="processes at once; one alone looks at a clock (default: 1)",
+    )
     add("--peer-fomoh", type=Path, metavar="PATH", help="checkout of the authors' code (SRI-CSL/fomoh)")
     add("--out", type=Path, default=Path("runs/bench"), metavar="DIR", help="(default: %(default)s)")
     add("--resume", action="store_true", help="go on with the measurements in DIR")
@@ -92,6 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
         check=arguments.check,
         memory=arguments.memory_processes,
         timeout=arguments.timeout,
+        ahead=arguments.ahead,
         fomoh=arguments.peer_fomoh,
         # compiling every peer takes minutes, which a first look should not
         leave_out=frozenset(n for n, s in SYSTEMS.items() if s.twin) if arguments.grid == "quick" else frozenset(),
@@ -127,6 +136,8 @@ def _check(arguments: argparse.Namespace) -> None:
     for name in arguments.systems or ():
         if name not in STEPS:
             find(name)  # says which names there are
+    if arguments.ahead > 1 and not turns.AVAILABLE:
+        raise ValueError(f"--ahead is {arguments.ahead}, but there are no file locks here; expected 1")
     cuda = arguments.device.startswith("cuda")
     if not cuda and arguments.device != "cpu":
         raise ValueError(f"--device is {arguments.device!r}; expected cpu, cuda or cuda:0")
@@ -175,6 +186,8 @@ def _command(arguments: argparse.Namespace) -> str:
         words += [f"--{name}", str(getattr(arguments, name))]
     if arguments.threads is not None:
         words += ["--threads", str(arguments.threads)]
+    if arguments.ahead > 1:
+        words += ["--ahead", str(arguments.ahead)]
     words += ["--memory-processes", str(arguments.memory_processes)]
     if arguments.peer_fomoh is not None:
         words += ["--peer-fomoh", "PATH"]
