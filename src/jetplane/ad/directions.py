@@ -13,6 +13,7 @@ from typing import Protocol, cast, runtime_checkable
 import torch
 from torch import Tensor
 
+from .finite import finite
 from .sparse import Block, Factors
 
 
@@ -157,7 +158,7 @@ class Checked:
             raise ValueError(f"{what} have dtype {rows.dtype}; expected {like.dtype}.")
         if rows.device != like.device:
             raise ValueError(f"{what} are on {rows.device}; expected {like.device}.")
-        if not bool(torch.isfinite(rows.detach()).all()):
+        if not finite([rows]):
             raise ValueError(f"{what} hold values that are not finite; expected finite numbers.")
         return rows
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .boundary import Boundary, Crossing, crossings
 from .directions import Checked, Directions, Leaf
+from .finite import finite
 from .guards import guarded
 from .interpreter import JetMode
 from .jet import Jet, PairSet
@@ -121,8 +122,9 @@ def check_directions(directions: Sequence[Tensor], leaves: Sequence[Tensor], lab
             found = direction.shape[0]
             raise ValueError(f"directions for {label} have K = {found}; expected {count} as for {labels[0]}.")
         count = direction.shape[0]
-        if not bool(torch.isfinite(direction.detach()).all()):
-            raise ValueError(f"directions for {label} hold values that are not finite; expected finite numbers.")
+    if not finite(directions):
+        bad = next(label for label, direction in zip(labels, directions, strict=True) if not finite([direction]))
+        raise ValueError(f"directions for {bad} hold values that are not finite; expected finite numbers.")
 
 
 # -- chunks -------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..ad import _torch
 from ..ad.directions import Joined
+from ..ad.finite import finite
 from ..ad.jet import Quadratic
 from ..ad.passes import check_leaf
 from ..curvature import Curvature, find
@@ -26,7 +27,7 @@ from .acceptance import Acceptance, Finite
 from .fitting import Fitting
 from .program import Program, as_closures
 from .report import LateReport, Report, Reports
-from .scaled import Held, Scaled, clipped, finite, update
+from .scaled import Held, Scaled, clipped, update
 from .sizes import advantage
 
 if TYPE_CHECKING:

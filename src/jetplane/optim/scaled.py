@@ -14,8 +14,6 @@ from ..ad.directions import Directions, blocks_of, is_structured
 from ..ad.replay import Replay
 from ..ad.sparse import Block, Factors
 
-_FEW = 16  # entries up to which operations on a tensor take longer than Python's own arithmetic
-
 
 @dataclass(frozen=True)
 class Scaled:
@@ -121,22 +119,6 @@ def clipped(deltas: Sequence[Tensor], limit: float) -> float:
     lengths = torch.stack([torch.linalg.vector_norm(delta, dtype=torch.float64) for delta in deltas])
     length = float(torch.linalg.vector_norm(lengths))
     return limit / length if length > limit else 1.0
-
-
-def finite(tensors: Sequence[Tensor]) -> bool:
-    """Whether every entry of all tensors is finite.
-
-    Example:
-        >>> finite([torch.ones(2)]), finite([torch.ones(2), torch.tensor([math.inf])])
-        (True, False)
-    """
-    if all(tensor.numel() <= _FEW and tensor.is_cpu for tensor in tensors):
-        return all(map(math.isfinite, [number for tensor in tensors for number in tensor.flatten().tolist()]))
-    # A sum is not finite where an entry is not: one pass over each tensor, and no second one of the same size.
-    sums = [tensor.sum() for tensor in tensors]
-    if math.isfinite(float(sums[0] if len(sums) == 1 else torch.stack(sums).sum())):
-        return True
-    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)  # or finite ones whose sum overflows
 
 
 class Held:
