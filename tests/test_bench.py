@@ -27,6 +27,7 @@ from jetplane.bench.problem import MODELS, Plane, Problem
 from jetplane.bench.systems import SYSTEMS, Prepared, Setting, System, authors, find, jax_peer, taylor
 from jetplane.bench.task import Point, Task
 from jetplane.cli import bench
+from jetplane.experiments.commit import commit_of
 from jetplane.experiments.records import Records
 
 UNTWINNED = [name for name, system in SYSTEMS.items() if system.kind != "scale" and not system.twin]
@@ -509,6 +510,29 @@ def test_an_interrupted_command_leaves_no_process_behind(small: list[str], tmp_p
         running.kill()
     assert running.returncode == 130 and "interrupted; --resume goes on" in said
     assert not any(Path(f"/proc/{pid}").exists() for pid in found)
+
+
+def test_a_folder_inside_another_repository_has_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def git(*words: str) -> None:
+        who = ["-c", "user.name=a", "-c", "user.email=a@b.example"]
+        subprocess.run(["git", "-C", str(tmp_path), *who, *words], check=True, capture_output=True)
+
+    assert commit_of(tmp_path) is None
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    (tmp_path / "one.py").write_text("1")
+    (inner / "two.py").write_text("2")
+    git("init")
+    git("add", "one.py")
+    git("commit", "-m", "one")
+    found = commit_of(tmp_path)
+    assert found is not None and len(found.name) == 40 and not found.changed
+    assert commit_of(inner) is None
+    assert environment("cpu", 1, inner)["fomoh"] == "unknown"
+    (tmp_path / "one.py").write_text("3")
+    assert commit_of(tmp_path) == (found.name, True)
+    monkeypatch.setenv("PATH", str(inner))  # where there is no git
+    assert commit_of(tmp_path) is None
 
 
 def test_measurements_of_another_machine_are_not_mixed(small: list[str], tmp_path: Path) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import jetplane
+from jetplane.experiments.commit import commit_of
 
 __all__ = ["environment"]
 
@@ -20,9 +20,10 @@ _PACKAGES = ("jax", "jaxlib", "jet-for-pytorch", "triton")
 def environment(device: str, threads: int, fomoh: Path | None = None) -> dict[str, Any]:
     """Versions, commit, device and threads; nothing of the host or the time."""
     cuda = device.startswith("cuda")
+    ours = commit_of(Path(jetplane.__file__).parent)
     found: dict[str, Any] = {
         "jetplane": jetplane.__version__,
-        **_commit(Path(jetplane.__file__).parent),
+        **({"commit": "unknown"} if ours is None else {"commit": ours.name, "changed": ours.changed}),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name(device) if cuda else _processor(),
@@ -36,24 +37,9 @@ def environment(device: str, threads: int, fomoh: Path | None = None) -> dict[st
     if cuda:
         found |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
     if fomoh is not None:
-        found["fomoh"] = _commit(fomoh).get("commit", "unknown")
+        theirs = commit_of(fomoh)
+        found["fomoh"] = "unknown" if theirs is None else theirs.name
     return found
-
-
-def _commit(folder: Path) -> dict[str, Any]:
-    """The commit of a folder, and whether files that it tracks were changed since."""
-
-    def git(*arguments: str) -> str | None:
-        try:
-            run = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False)
-        except OSError:  # there is no git
-            return None
-        return run.stdout.strip() if run.returncode == 0 else None
-
-    commit = git("rev-parse", "HEAD")
-    if commit is None:
-        return {"commit": "unknown"}
-    return {"commit": commit, "changed": bool(git("status", "--porcelain", "--untracked-files=no", "."))}
 
 
 def _processor() -> str:

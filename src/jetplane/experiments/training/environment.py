@@ -7,7 +7,6 @@ import importlib.metadata
 import os
 import platform
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,8 @@ from typing import Any
 import torch
 
 import jetplane
+
+from ..commit import commit_of
 
 __all__ = ["describe"]
 
@@ -39,17 +40,5 @@ def describe(device: torch.device) -> dict[str, Any]:
 @functools.cache
 def _commit() -> str | None:
     """The commit of the source tree, with "+" where files differ from it; None outside a repository."""
-    root = Path(jetplane.__file__).resolve().parent
-    try:
-        named = _git(root, "rev-parse", "HEAD")
-        # an installed package inside somebody else's repository is none of that repository's files
-        if not named or not _git(root, "ls-files", "__init__.py"):
-            return None
-        return named + ("+" if _git(root, "status", "--porcelain", "--untracked-files=no", ".") else "")
-    except OSError:  # there is no git
-        return None
-
-
-def _git(folder: Path, *arguments: str) -> str:
-    done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False)
-    return done.stdout.strip() if done.returncode == 0 else ""
+    found = commit_of(Path(jetplane.__file__).resolve().parent)
+    return None if found is None else found.name + ("+" if found.changed else "")
