@@ -325,6 +325,45 @@ class Case:
     coupled: bool = False
 
 
+class Branches(nn.Module):
+    """A block of a residual network: batch norms that noise at one place is behind, and one behind them all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Conv2d(2, 3, 3, padding=1), nn.Conv2d(3, 3, 1), nn.Conv2d(2, 3, 1)
+        self.norms = nn.ModuleList([nn.BatchNorm2d(3) for _ in range(4)])
+        self.d, self.out = nn.Conv2d(3, 2, 3), nn.Linear(8, 3)
+        self.last = nn.BatchNorm2d(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norms[0](self.a(x)).relu()
+        h = (self.norms[1](self.b(h)) + self.norms[2](self.c(x))).relu()
+        return self.out(self.last(self.d(self.norms[3](h))).relu().flatten(1))
+
+
+class Steps(nn.Module):
+    """Batch norm whose rows are not the samples, although there are as many."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.norm, self.out = nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Linear(2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x).permute(1, 2, 0)  # steps, channels, samples
+        return self.out(self.norm(h).permute(2, 0, 1).tanh().mean(1))
+
+
+class Scaled(nn.Module):
+    """A factor that belongs to the last layer, behind another layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.scale, self.out = nn.Linear(4, 6), nn.Parameter(torch.rand(6)), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.a(x) * self.scale)
+
+
 CASES = [
     Case(
         "cnn",
@@ -345,6 +384,41 @@ CASES = [
         lambda: normal(B, 1, 6, 6),
         coupled=True,
     ),
+    Case("batch norms in two branches", Branches, lambda: normal(B, 2, 4, 4), coupled=True),
+    Case(
+        "batch norms and dropout",
+        lambda: nn.Sequential(
+            *(nn.BatchNorm1d(4), nn.Linear(4, 5), nn.BatchNorm1d(5, momentum=None), nn.ReLU(inplace=True)),
+            *(nn.Dropout(0.3), nn.Linear(5, 4), nn.BatchNorm1d(4, affine=False), nn.GELU()),
+            *(nn.Linear(4, 4), nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 3)),
+        ),
+        lambda: normal(B, 4),
+        coupled=True,
+    ),
+    Case(
+        "two batch norms in a row",
+        lambda: nn.Sequential(
+            nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3)
+        ),
+        lambda: normal(B, 4),
+        coupled=True,
+    ),
+    Case(
+        "batch norm before the loss",
+        lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3), nn.BatchNorm1d(3)),
+        lambda: normal(B, 4),
+        coupled=True,
+    ),
+    Case("batch norm over steps, as many as samples", Steps, lambda: normal(B, B, 3), coupled=True),
+    Case(
+        "instance norm",
+        lambda: nn.Sequential(
+            *(nn.Conv2d(1, 2, 3), nn.InstanceNorm2d(2, affine=True), nn.ReLU(), nn.Conv2d(2, 3, 3), nn.Tanh()),
+            *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 3)),
+        ),
+        lambda: normal(B, 1, 6, 6),
+    ),
+    Case("scaled before the last layer", Scaled, lambda: normal(B, 4)),
     Case(
         "batch norm in evaluation",
         lambda: nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3)).eval(),

@@ -37,6 +37,7 @@ class Builder:
         self._live: set[int] = set()
         self._trace()
         self._exact = self._find_exact() if self._known_loss else set()
+        self._exact_calls: set[int] = set()
 
     def _trace(self) -> None:
         """Find what the losses depend on; a value that only a metric reads has no readers."""
@@ -66,7 +67,7 @@ class Builder:
 
     def _is_exact_reader(self, reader: int, path: Path | None, exact: set[int]) -> bool:
         node, found = self._nodes[reader], self._found(reader, path)
-        known = found is not None and not found.weights and not found.parts
+        known = found is not None and not found.weights and not found.parts and not node.batch
         return known and bool(node.values) and node.values[0] in exact
 
     def _found(self, number: int, path: Path | None) -> Local | None:
@@ -83,6 +84,7 @@ class Builder:
         """Of losses that are ``result``, with layouts still to be found."""
         calls = [n for n in self._nodes if n.parameters and n.number in self._live]
         exact = [n.number for n in calls if n.values[0] in self._exact or self._scales_exact(n)]
+        self._exact_calls = set(exact)
         sites = self._ends([node for node in calls if node.number not in exact])
         made = [self._site(number, end, sites[end]) for number, end in enumerate(sorted(sites))]
         tail = self._tail()
@@ -96,7 +98,17 @@ class Builder:
             samples,
             random,
             frozenset[int]().union(*(node.reaches for node in calls)),
+            self._norms(made, samples),
         )
+
+    def _norms(self, sites: list[Site], samples: int) -> dict[int, Site]:
+        """The batch norms that are told apart from other couplings: each sample is a row, and noise enters behind."""
+        return {
+            number: site
+            for site in sites
+            for number in site.group.nodes
+            if self._nodes[number].batch and self._nodes[number].shape[0] == samples > 1
+        }
 
     def _ends(self, calls: list[Node]) -> dict[int, Links]:
         """By the last node of a site: how its layers get there. No node belongs to two sites."""
@@ -157,6 +169,10 @@ class Builder:
             if not waiting or self._losses & inside.keys():
                 break
             node = self._nodes[min(waiting)]
+            if node.number in self._exact_calls:
+                break
+            if node.batch and any(self._nodes[one].batch for one in passed):
+                break  # what is behind a second norm says of the first one nothing that is a single sample's
             entering = [(path, value) for path, value in node.inputs if value in inside]
             found = [self._found(node.number, path) for path, _ in entering]
             free = plain if weights else set()
@@ -178,8 +194,8 @@ class Builder:
 
     def _scales_exact(self, node: Node) -> bool:
         """Whether it scales the input of layers behind which is only the loss."""
-        if not (self._known_loss and local.is_scale(node.func) and self._only_first(node)):
-            return False
+        if not (self._known_loss and local.is_scale(node.func) and self._only_first(node)) or node.batch:
+            return False  # noise behind a batch norm tells its statistics apart
         values = [node.values[0]]
         for value in values:
             for number, path in self._readers[value]:

@@ -21,6 +21,7 @@ from .plan import Changed, Plan, Site
 from .plans import Plans, Width
 from .program import Program
 from .readout import Readout
+from .statistics import Statistics
 from .weight import weight_gradient
 
 __all__ = ["ForwardGradient", "forward_gradient"]
@@ -189,6 +190,7 @@ class ForwardGradient:
             prediction = self._control.of(plan, readout, self.samples)
         if prediction is None and plan.tokens is None:
             readout = None
+        statistics = Statistics(plan) if plan.norms else None
         parts, chunk = [], self._width.of(plan, 0 if prediction is None else prediction.held)
         for start in range(0, self.samples, chunk):
             stop = min(start + chunk, self.samples)
@@ -196,12 +198,14 @@ class ForwardGradient:
             def rows(site: Site, like: Tensor, start: int = start, stop: int = stop) -> Tensor:
                 return noise.rows(site.number, start, stop, like)
 
-            parts.append(passes.carry(plan, rows, stop - start, readout=readout, prediction=prediction))
+            parts.append(passes.carry(plan, rows, stop - start, True, readout, prediction, statistics))
         self._check(plan)
         scalars = torch.cat(parts) / (self.samples * plan.samples)
         if prediction is not None:
             prediction.begin()
-        return passes.collect(plan, noise, scalars, chunk, prediction=prediction)
+        if statistics is not None:
+            statistics.close(self.samples)
+        return passes.collect(plan, noise, scalars, chunk, prediction=prediction, statistics=statistics)
 
     def _check(self, plan: Plan) -> None:
         """Raise what can be told only of a plan that the program has followed."""

@@ -13,7 +13,9 @@ from torch import Tensor
 
 from ..ad.locate import call_site
 from ..errors import MissingRule
-from .pullback import Done, slope, summed
+from . import batch_norm
+from .done import Done
+from .pullback import slope, summed
 from .watch import Path, at, functional, is_elementwise
 
 __all__ = ["check", "is_scale", "product"]
@@ -192,36 +194,7 @@ def _rms_norm(delta: Tensor, done: Done, path: Path) -> Tensor:
     return (delta * x * done.out[1]).to(x.dtype).sum_to_size(*shape)
 
 
-_TRAINING_AT = {
-    aten.native_batch_norm.default: 5,
-    aten._native_batch_norm_legit.default: 5,
-    aten.cudnn_batch_norm.default: 5,
-}
-
-
-@_enter(
-    *_TRAINING_AT,
-    aten._native_batch_norm_legit.no_stats,
-    aten._batch_norm_with_update.default,
-    aten._batch_norm_no_update.default,
-    aten._native_batch_norm_legit_no_training.default,
-)
+@_enter(*batch_norm.OPERATIONS)
 def _batch_norm(delta: Tensor, done: Done, path: Path) -> Tensor:
-    x = done.args[0]
-    axes = [axis for axis in range(x.ndim) if axis != 1]
-    if path == (2,):
-        return delta.sum(axes)
-    mean, rstd = _statistics(done)
-    shape = (-1, *(1,) * (x.ndim - 2))
-    return (delta * (x - mean.reshape(shape)) * rstd.reshape(shape)).sum(axes)
-
-
-def _statistics(done: Done) -> tuple[Tensor, Tensor]:
-    """Mean and 1 / deviation that the values were normalised with."""
-    bound = done.bound()
-    training = done.func in (aten._native_batch_norm_legit.no_stats, aten._batch_norm_with_update.default)
-    if done.func in _TRAINING_AT:
-        training = done.args[_TRAINING_AT[done.func]] or bound["running_mean"] is None
-    if training:
-        return done.out[1], done.out[2]
-    return bound["running_mean"], (bound["running_var"] + bound.get("eps", bound.get("epsilon"))).rsqrt()
+    axes = [axis for axis in range(delta.ndim) if axis != 1]
+    return (delta if path == (2,) else delta * batch_norm.normalised(done)).sum(axes)

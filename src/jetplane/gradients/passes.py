@@ -21,6 +21,7 @@ from .prediction import Prediction
 from .program import Program
 from .readout import Readout
 from .record import Recorder
+from .statistics import Statistics
 from .watch import Phase, WatchMode
 
 __all__ = ["Passes", "capturing"]
@@ -59,24 +60,29 @@ class Passes:
         masked: bool = True,
         readout: Readout | None = None,
         prediction: Prediction | None = None,
+        statistics: Statistics | None = None,
     ) -> Tensor:
         """The losses' tangents (K, B, T) for tangents (K, *S) at the sites, less what was predicted of them.
 
         T parts of a sample's loss where the tokens of its input are told apart, and else 1.
         """
-        injector = Injector(plan, rows, self.replay.unwatched, masked, readout, prediction)
+        if statistics is None and plan.norms:
+            statistics = Statistics(plan)
+        injector = Injector(plan, rows, self.replay.unwatched, masked, readout, prediction, statistics)
         losses, mode, _ = self._run(injector, k, watched=plan.writes or not capturing())
         _check(plan, mode, losses)
         with torch.no_grad():
             tangents, predicted = injector.finish(losses, k)
             if readout is not None and readout.paired:
-                rest = tangents if predicted is None else tangents - predicted
-                return (rest * readout.slopes).sum(3)
-            tangent = mode.jet(losses).tangent
-            if tangent is None:
-                scalars = losses.new_zeros((k, plan.samples, 1))
+                scalars = (tangents * readout.slopes).sum(3)
             else:
+                tangent = mode.jet(losses).tangent
+                tangent = losses.new_zeros((k, *losses.shape)) if tangent is None else tangent
                 scalars = tangent.reshape(k, plan.samples, -1).sum(2, keepdim=True)
+            if statistics is not None:
+                statistics.leave(scalars.sum(2))
+                if not masked:  # a probe
+                    scalars = scalars + statistics.marks().unsqueeze(2).to(scalars)
             if readout is None or predicted is None:
                 return scalars
             return scalars - (predicted * readout.slopes).sum(3).to(scalars)
@@ -84,7 +90,8 @@ class Passes:
     def look(self, plan: Plan, tokens: Tokens, rows: Rows, k: int) -> Tensor:
         """The tangents of the loss's input by sample and token (K, B, T, V), everywhere behind the sites."""
         readout = Readout(replace(plan, tokens=tokens))
-        injector = Injector(plan, rows, self.replay.unwatched, False, readout)
+        statistics = Statistics(plan) if plan.norms else None
+        injector = Injector(plan, rows, self.replay.unwatched, False, readout, statistics=statistics)
         losses, mode, _ = self._run(injector, k, probing=True)
         _check(plan, mode, losses)
         with torch.no_grad():
@@ -98,13 +105,14 @@ class Passes:
         chunk: int,
         approve: Callable[[], None] | None = None,
         prediction: Prediction | None = None,
+        statistics: Statistics | None = None,
     ) -> tuple[Tensor, Any]:
         """The last pass: gradients are added to ``.grad``. The losses, and what came with them.
 
         ``approve`` is called before any gradient, once the program has done what is planned: where there are no sites,
         and so was no pass before this one.
         """
-        collector = Collector(plan, Gradients(self.parameters), noise, scalars, chunk, prediction)
+        collector = Collector(plan, Gradients(self.parameters), noise, scalars, chunk, prediction, statistics)
         # where nothing can run after it, nothing has to be put back
         losses, mode, aux = self._run(collector, 1, watched=approve is not None and not capturing())
         _check(plan, mode, losses)

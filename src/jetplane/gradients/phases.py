@@ -14,13 +14,14 @@ from ..ad.registry import Kind
 from ..ad.registry import plan as engine_plan
 from ..errors import UnsupportedProgram
 from . import local, pullback
+from .done import Done
 from .layout import Grid
 from .noise import Noise
 from .parameters import Gradients
 from .plan import Changed, Group, Plan, Site, signature
 from .prediction import Prediction
-from .pullback import Done
 from .readout import Readout
+from .statistics import Statistics
 from .watch import Path, Visit, WatchMode, at, functional, replaced
 
 __all__ = ["Collector", "Injector"]
@@ -86,22 +87,33 @@ class _Follower:
     def _hold(self, group: Group, number: int, done: Done) -> None:
         self._held[number] = done, _read_later(group, number, done)
 
-    def _pull(self, group: Group, delta: Tensor) -> Iterator[tuple[int, Done, Tensor]]:
-        """Each node of a group, from the last one to the first, with the derivative at its result."""
+    def _pull(self, group: Group, delta: Tensor, first: int | None = None) -> Iterator[tuple[int, Done, Tensor]]:
+        """Each node of a group, from the last one to the first, with the derivative at its result.
+
+        With ``first`` no further than that node, and what is held stays.
+        """
         deltas = {(group.nodes[-1], 0): delta}
         for number in reversed(group.nodes):
-            done, watched = self._held.pop(number)
-            _refuse_overwritten(done, watched, self._versions.pop(number, []))
+            done, watched = self._held[number]
+            _refuse_overwritten(done, watched, self._versions.get(number, []))
+            if first is None:
+                self._let_go(number)
             rules = [(link, pullback.find(done.func, link.path)) for link in group.links.get(number, ())]
             if any(found is not None and found.parts for _, found in rules):
                 here: Any = [deltas.pop((number, output), None) for output in range(len(done.out))]
             else:
                 here = deltas.pop((number, 0))
                 yield number, done, here
+            if number == first:
+                return
             for (path, *source), found in rules:
                 assert found is not None
                 part, key = found.pull(here, done, path), (source[0], source[1])
                 deltas[key] = deltas[key] + part if key in deltas else part
+
+    def _let_go(self, number: int) -> None:
+        self._held.pop(number, None)
+        self._versions.pop(number, None)
 
     def parametrised(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         pass
@@ -127,12 +139,16 @@ class Injector(_Follower):
         masked: bool = True,
         readout: Readout | None = None,
         prediction: Prediction | None = None,
+        statistics: Statistics | None = None,
     ) -> None:
         super().__init__(plan)
         self._rows = rows
         self._quiet = quiet  # around what is no part of the program
         self._masked = masked  # zero where the site's own functions have no derivative
-        self._readout, self._prediction = readout, prediction
+        self._readout, self._prediction, self._statistics = readout, prediction, statistics
+        self._norms: dict[int, list[int]] = {}  # by site: those that it is the noise behind
+        for number, site in sorted(plan.norms.items()) if statistics is not None else ():
+            self._norms.setdefault(site.number, []).append(number)
         self._tail = plan.tail if readout is not None else None
         self._nodes = set() if self._tail is None else set(self._tail.group.nodes)
         self._reached: dict[int, Tensor | None] = {}  # the tangents of the loss's inputs
@@ -148,12 +164,18 @@ class Injector(_Follower):
             self._approach(mode, visit, out)
 
     def _enter(self, mode: WatchMode, site: Site, visit: Visit, out: Any) -> None:
-        done = self._done(visit, out)
+        done, norms = self._done(visit, out), self._norms.get(site.number, [])
+        if visit.number in norms:
+            self._fix(mode, visit.number, done)
+        if norms and visit.number >= norms[0]:
+            self._hold(site.group, visit.number, done)
         with mode.above(), self._quiet():
             alive = self._mask(site.group, visit.number, done) if self._masked else None
             if visit.number != site.end:
                 return
             rows = self._rows(site, done.result)
+            if norms:
+                self._read(site, norms, rows, mode.pairs.k)
             if rows is not None and self._prediction is not None:
                 rows = _times(rows, self._prediction.length(site), alive)
                 self._prediction.carry(site, rows)
@@ -161,6 +183,29 @@ class Injector(_Follower):
                 rows = _times(rows, alive)
         if rows is not None:
             mode.inject(done.result, rows)
+
+    def _fix(self, mode: WatchMode, number: int, done: Done) -> None:
+        """Let tangents pass a batch norm as if its statistics were fixed."""
+        assert self._statistics is not None
+        rows = mode.jet(done.args[0]).tangent
+        with mode.above(), self._quiet():
+            fixed = self._statistics.enter(number, done, rows, mode.pairs.k)
+        if fixed is not None:
+            mode.replace(done.result, fixed)
+
+    def _read(self, site: Site, norms: list[int], rows: Tensor | None, k: int) -> None:
+        """Take the noise of a site back to the norms before it."""
+        assert self._statistics is not None
+        length = None if self._prediction is None else self._prediction.length(site)
+        found: dict[int, list[Tensor]] = {number: [] for number in norms}
+        for row in () if rows is None else rows if length is None else rows / length.to(rows.dtype):
+            for number, _, here in self._pull(site.group, row, norms[0]):
+                if number in found:
+                    found[number].append(here)
+        for number in norms:
+            self._statistics.read(number, self._held[number][0], None if rows is None else found[number], k)
+        for number in site.group.nodes:
+            self._let_go(number)
 
     def _approach(self, mode: WatchMode, visit: Visit, out: Any) -> None:
         assert self._tail is not None and self._readout is not None
@@ -193,13 +238,14 @@ class Collector(_Follower):
         scalars: Tensor | None,
         chunk: int,
         prediction: Prediction | None = None,
+        statistics: Statistics | None = None,
     ) -> None:
         super().__init__(plan)
         self._gradients = gradients
         self._noise = noise
         self._scalars = scalars  # (J, B, T), over J and B
         self._chunk = chunk
-        self._prediction = prediction
+        self._prediction, self._statistics = prediction, statistics
         self._exact = set() if plan.exact is None else set(plan.exact.nodes)
 
     def parametrised(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
@@ -247,6 +293,9 @@ class Collector(_Follower):
             prediction = None
         known = None if prediction is None else prediction.restored(site, activation)  # before it learns
         numbers = _multipliers(site, self._scalars)
+        missing = None if self._statistics is None else self._statistics.missing(site)
+        if missing is not None:
+            numbers = numbers + (missing.sum(1, keepdim=True) if site.layout is None else missing).unsqueeze(2)
         total: Tensor | None = None
         for start in range(0, len(numbers), self._chunk):
             some = numbers[start : start + self._chunk]

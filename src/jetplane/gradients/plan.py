@@ -49,6 +49,7 @@ class Node:
     where: str
     reaches: frozenset[int]  # the parameters that its arguments are, or are made of
     opaque: bool  # cannot be pulled back through
+    batch: bool  # normalises by statistics of the batch
     values: list[int] = field(default_factory=list)  # the values that it makes, by output
 
 
@@ -87,7 +88,7 @@ class Site:
     device: torch.device
     where: str  # the layers, with the lines of the program
     layout: Layout | None = None  # None: its samples are coupled
-    coupled: bool = False  # whether a probe has seen other samples' losses depend on a sample's entries
+    coupled: bool = False  # whether other samples' losses depend on a sample's entries, there or at its layers
     tokens: Layout | None = None  # where the tokens of the loss's input lie here, too
     reach: Tensor | None = None  # (T or 1, T): whether a token of it, or all of it, reaches a token; None: may be any
 
@@ -119,6 +120,7 @@ class Plan:
     samples: int
     random: bool  # whether the program draws random numbers
     reached: frozenset[int]  # the parameters that the losses depend on
+    norms: dict[int, Site]  # by node: batch norms whose statistics tangents do not pass, and the noise behind them
     tokens: Tokens | None = None  # where sites reach only some of them
     writes: bool = False  # whether the program writes to memory from outside
     age: int = 0  # calls since it was made

@@ -1,4 +1,4 @@
-"""How a derivative at the result of a small operation becomes one at its argument: no layer, nothing with parameters.
+"""How a derivative at the result of a small operation becomes one at its argument: no layer but batch norm.
 
 ``tail`` operations are pulled back through only behind the last layer, where the loss is; the others may also stand
 between a layer and its injection site. Each is one call of arithmetic or of an aten kernel, on one operation's own
@@ -15,33 +15,15 @@ import torch
 from torch import Tensor
 
 from ..ad.jet import Operand, PairSet
-from ..ad.registry import argument_names, plan
+from ..ad.registry import plan
 from ..ad.rules.attention import KERNELS, added
+from . import batch_norm
+from .done import Done
 from .watch import Path, at, functional, is_elementwise, replaced
 
 __all__ = ["Done", "Local", "find", "is_opaque", "slope", "summed"]
 
 aten = torch.ops.aten
-
-
-@dataclass(frozen=True, eq=False)
-class Done:
-    """An operation that has run. ``func`` is functional: arguments are as they were before a write."""
-
-    func: Any
-    args: Any
-    kwargs: Any
-    out: Any
-
-    @property
-    def result(self) -> Tensor:
-        """The first output, which is the one that varies."""
-        return self.out[0] if isinstance(self.out, tuple | list) else self.out
-
-    def bound(self) -> dict[str, Any]:
-        """The arguments by name, defaults filled in."""
-        given = dict(zip(argument_names(self.func), self.args, strict=False)) | self.kwargs
-        return {a.name: given.get(a.name, a.default_value) for a in self.func._schema.arguments}
 
 
 Pull = Callable[[Any, Done, Path], Tensor]  # the derivative at the result, the operation, which argument
@@ -334,6 +316,10 @@ _enter(
 )
 _enter(Local(_pull_reduction, _alive_reduction), aten.mean.dim, aten.sum.dim_IntList)
 _enter(Local(_pull_reduction, tail=True), aten.mean.default, aten.sum.default)
+
+# -- batch norm, with statistics of the batch or without ------------------------------------------------------------
+
+_enter(Local(batch_norm.pull), *batch_norm.OPERATIONS)
 
 # -- losses -------------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from ..ad import _torch
 from ..ad.locate import call_site
 from ..ad.registry import plan as engine_plan
 from ..errors import UnsupportedProgram
-from . import local, pullback
+from . import batch_norm, local, pullback
 from .build import Builder
 from .parameters import Parameters
 from .plan import Node, Plan, signature
@@ -86,7 +86,8 @@ class Recorder:
         reaches = frozenset[int]().union(*(self._source(tensor) for _, tensor in visit.parameters))
         key = signature(mode, visit)
         opaque = pullback.is_opaque(visit.func, visit.args, visit.kwargs)
-        node = Node(visit.number, visit.func, key, inputs, paths, _NOTHING, _CPU, where, reaches, opaque)
+        batch = batch_norm.uses_batch(visit.func, visit.args)
+        node = Node(visit.number, visit.func, key, inputs, paths, _NOTHING, _CPU, where, reaches, opaque, batch)
         self.graph.nodes.append(node)
 
     def after(self, mode: WatchMode, visit: Visit, out: Any) -> None:

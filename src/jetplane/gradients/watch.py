@@ -99,7 +99,11 @@ class WatchMode(JetMode):
     def inject(self, tensor: Tensor, rows: Tensor) -> None:
         """Add ``rows`` (K, *S) to the tangents of a value of the program."""
         tangent = self.jet(tensor).tangent
-        self._overwrite(tensor, Operand(tensor, rows if tangent is None else tangent + rows, None))
+        self.replace(tensor, rows if tangent is None else tangent + rows)
+
+    def replace(self, tensor: Tensor, rows: Tensor) -> None:
+        """Let ``rows`` (K, *S) be the tangents of a value of the program."""
+        self._overwrite(tensor, Operand(tensor, rows, None))
 
     def tracks(self, tensor: Tensor) -> bool:
         """Whether ``tensor`` depends on a parameter, whether or not it carries tangents in this pass."""
