@@ -365,3 +365,17 @@ def test_a_copy_goes_on_as_the_original_does(copied: Callable[[Any], Any]) -> No
     assert found[0] == found[1]
     with twin.averaged(), opt.averaged():
         assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+
+
+def test_what_is_forgotten_is_no_part_of_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    # or the lead would be that of the pull, and a pull uphill would take the rate to zero
+    model = torch.nn.Linear(3, 2, bias=False)
+    opt = HorizonAdam(model.parameters())
+    leaf = model.weight
+    monkeypatch.setattr(opt, "_shares", lambda loss: {leaf: torch.tensor(0.25, dtype=torch.float64)})
+    before = leaf.detach().clone()
+    for _ in range(3):
+        with torch.no_grad():
+            opt._move([torch.zeros_like(leaf)], torch.tensor(1.0), torch.tensor(True))
+    torch.testing.assert_close(leaf.detach(), before * 0.75**3)
+    torch.testing.assert_close(opt.state[leaf]["trail"], leaf.detach())

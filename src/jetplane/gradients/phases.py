@@ -22,7 +22,8 @@ from .plan import Changed, Group, Plan, Site, signature
 from .prediction import Prediction
 from .readout import Readout
 from .statistics import Statistics
-from .watch import Path, Visit, WatchMode, at, functional, replaced
+from .watch import Path, Visit, WatchMode, at, functional, replaced, written
+from .writes import Writes
 
 __all__ = ["Collector", "Injector"]
 
@@ -38,14 +39,16 @@ class _Follower:
         self._before: dict[int, tuple[Any, Any]] = {}  # arguments of a node in hand, as they are before a write
         self._alive: dict[int, Tensor | None] = {}  # by node: where a site's layers reach its result
         self._held: dict[int, tuple[Done, list[Tensor]]] = {}  # with the tensors that will be read
-        self._versions: dict[int, list[int]] = {}  # theirs
+        self._versions: dict[int, list[tuple[int, int]]] = {}  # theirs, and how many writes were seen
+        self._writes = Writes()
+        self._new: int | None = None  # node that is held, its versions not taken yet
 
     def before(self, mode: WatchMode, visit: Visit) -> None:
         number, keys = visit.number, self._plan.keys
-        if number - 1 in self._held:  # only now: torch counts a write after the operation has returned
-            self._versions[number - 1] = [tensor._version for tensor in self._held[number - 1][1]]
         if number >= len(keys) or keys[number] != signature(mode, visit):
             raise Changed
+        for tensor in written(engine_plan(visit.func), visit.func, visit.args, visit.kwargs):
+            self._writes.note(tensor)
         if self._follows(number):
             self._before = {number: self._arguments(visit)}
 
@@ -85,7 +88,7 @@ class _Follower:
     # -- pulling back -----------------------------------------------------------------------------------------------
 
     def _hold(self, group: Group, number: int, done: Done) -> None:
-        self._held[number] = done, _read_later(group, number, done)
+        self._held[number], self._new = (done, _read_later(group, number, done)), number
 
     def _pull(self, group: Group, delta: Tensor, first: int | None = None) -> Iterator[tuple[int, Done, Tensor]]:
         """Each node of a group, from the last one to the first, with the derivative at its result.
@@ -95,7 +98,7 @@ class _Follower:
         deltas = {(group.nodes[-1], 0): delta}
         for number in reversed(group.nodes):
             done, watched = self._held[number]
-            _refuse_overwritten(done, watched, self._versions.get(number, []))
+            self._refuse_overwritten(done, watched, self._versions.get(number, []))
             if first is None:
                 self._let_go(number)
             rules = [(link, pullback.find(done.func, link.path)) for link in group.links.get(number, ())]
@@ -122,10 +125,24 @@ class _Follower:
         pass
 
     def wrote(self, tensor: Tensor) -> None:
-        pass
+        self._writes.note(tensor)
+
+    def _refuse_overwritten(self, done: Done, tensors: list[Tensor], versions: list[tuple[int, int]]) -> None:
+        for tensor, (version, count) in zip(tensors, versions, strict=False):
+            # a version is that of all views of a memory, and tells more than was seen to be written
+            seen = self._writes.count(tensor) > count and not self._writes.touched(tensor, count)
+            if tensor._version != version and not seen:
+                raise UnsupportedProgram(
+                    f"the {tuple(tensor.shape)} that {done.func} read or made was overwritten before its gradient was "
+                    "formed; expected an operation that does not write in place there."
+                )
 
     def seen(self, func: Any) -> None:
-        pass
+        """The next operation begins. Torch counts a write after the one that makes it has returned: so only now."""
+        if self._new is not None and self._new in self._held:
+            tensors = self._held[self._new][1]
+            self._versions[self._new] = [(tensor._version, self._writes.count(tensor)) for tensor in tensors]
+        self._new = None
 
 
 class Injector(_Follower):
@@ -342,12 +359,3 @@ def _read_later(group: Group, number: int, done: Done) -> list[Tensor]:
     if any(rule is not None and rule.reads_result for rule in rules):
         found.append(done.result)
     return found
-
-
-def _refuse_overwritten(done: Done, tensors: list[Tensor], versions: list[int]) -> None:
-    for tensor, version in zip(tensors, versions, strict=False):
-        if tensor._version != version:
-            raise UnsupportedProgram(
-                f"the {tuple(tensor.shape)} that {done.func} read or made was overwritten before its gradient was "
-                "formed; expected an operation that does not write in place there."
-            )

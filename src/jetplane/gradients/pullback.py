@@ -213,18 +213,25 @@ def _pull_copy(delta: Tensor, done: Done, path: Path) -> Tensor:
     return delta.to(done.args[0])
 
 
+_enter(  # which there are in place, where the shape is gone
+    Local(_reshaped, _alive_reshaped, neutral=True), aten.unsqueeze, aten.squeeze
+)
 _enter(
-    Local(_reshaped, _alive_reshaped, neutral=True),
-    *(aten.view.default, aten._unsafe_view, aten._reshape_alias, aten.unsqueeze, aten.squeeze, aten.alias),
+    Local(_reshaped, _alive_reshaped, neutral=True, reads_input=False),
+    *(aten.view.default, aten._unsafe_view, aten._reshape_alias, aten.alias),
 )
 _enter(Local(lambda delta, done, path: delta.t(), _same_operation, neutral=True), aten.t.default)
 _enter(
     Local(lambda delta, done, path: delta.transpose(*done.args[1:]), _same_operation, neutral=True), aten.transpose.int
 )
-_enter(Local(_pull_permute, _same_operation, neutral=True), aten.permute.default)
+_enter(Local(_pull_permute, _same_operation, neutral=True, reads_input=False), aten.permute.default)
 _enter(Local(_pull_copy, _alive_reshaped, neutral=True), aten.clone, aten._to_copy, aten.lift_fresh)
 _enter(
-    Local(lambda delta, done, path: aten.select_backward(delta, done.args[0].shape, *done.args[1:]), _same_operation),
+    Local(
+        lambda delta, done, path: aten.select_backward(delta, done.args[0].shape, *done.args[1:]),
+        _same_operation,
+        reads_input=False,
+    ),
     aten.select.int,
 )
 
@@ -236,8 +243,8 @@ def _pull_slice(delta: Tensor, done: Done, path: Path) -> Tensor:
     return aten.slice_backward(delta, x.shape, dim, start, stop, step)
 
 
-_enter(Local(_pull_slice, _same_operation), aten.slice.Tensor)
-_enter(Local(lambda delta, done, path: summed(delta, done.args[0])), aten.expand)
+_enter(Local(_pull_slice, _same_operation, reads_input=False), aten.slice.Tensor)
+_enter(Local(lambda delta, done, path: summed(delta, done.args[0]), reads_input=False), aten.expand)
 
 
 def _pull_split(deltas: list[Tensor | None], done: Done, path: Path) -> Tensor:
@@ -247,7 +254,7 @@ def _pull_split(deltas: list[Tensor | None], done: Done, path: Path) -> Tensor:
 
 
 _enter(
-    Local(_pull_split, parts=True),
+    Local(_pull_split, parts=True, reads_input=False),
     *(aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int, aten.unsafe_split.Tensor),
 )
 

@@ -18,6 +18,7 @@ from .build import Builder
 from .parameters import Parameters
 from .plan import Node, Plan, signature
 from .watch import Path, Visit, WatchMode, is_random, outputs
+from .writes import Writes
 
 __all__ = ["Graph", "Recorder"]
 
@@ -25,20 +26,20 @@ _NOTHING, _CPU = torch.Size([]), torch.device("cpu")
 
 
 class Graph:
-    """Who makes and who reads which value. A tensor object is one value, as long as nothing writes to its memory."""
+    """Who makes and who reads which value. A tensor object is one value, as long as nothing writes to its elements."""
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
         self.maker: list[int] = []  # by value: the node
         self._known: dict[int, tuple[Any, int, int]] = {}  # by tensor: reference, value, writes at the time
         self._stored: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()  # by storage: values
-        self._writes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._writes = Writes()
 
     def values(self, path: Path, tensor: Tensor) -> list[tuple[Path | None, int]]:
         """The values that a tensor holds: one, or, where something was written behind its back, any of its memory's."""
         storage = tensor.untyped_storage()
         known = self._known.get(id(tensor))
-        if known is not None and known[0]() is tensor and known[2] == self._writes.get(storage, 0):
+        if known is not None and known[0]() is tensor and not self._writes.touched(tensor, known[2]):
             return [(path, known[1])]
         return [(None, value) for value in self._stored.get(storage, ())]
 
@@ -56,15 +57,14 @@ class Graph:
             self._know(tensor, known[0][1])
 
     def wrote(self, tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
-        self._writes[storage] = self._writes.get(storage, 0) + 1
+        self._writes.note(tensor)
 
     def _know(self, tensor: Tensor, value: int) -> None:
         key = id(tensor)
         self._known[key] = (
             weakref.ref(tensor, lambda _: self._known.pop(key, None)),
             value,
-            self._writes.get(tensor.untyped_storage(), 0),
+            self._writes.count(tensor),
         )
 
 

@@ -36,6 +36,7 @@ __all__ = [
     "is_random",
     "outputs",
     "replaced",
+    "written",
 ]
 
 aten = torch.ops.aten
@@ -157,30 +158,29 @@ class WatchMode(JetMode):
     def _constant(self, func: Any, args: Any, kwargs: Any) -> Any:
         """An operation under no_grad: what it returns, be it a view, does not vary."""
         out = func(*args, **kwargs)
-        written = self._note_writes(plan(func), func, args, kwargs)
+        targets = self._note_writes(plan(func), func, args, kwargs)
         for tensor in outputs(out):
-            if self.tracks(tensor) and not any(tensor is one for one in written):
+            if self.tracks(tensor) and not any(tensor is one for one in targets):
                 self.stop(tensor)
         return out
 
     def _note_writes(self, step: Plan, func: Any, args: Any, kwargs: Any) -> list[Tensor]:
         """A write of constants into memory that may hold something variable."""
-        written = _written(step, func, args, kwargs)
-        for tensor in written:
+        targets = written(step, func, args, kwargs)
+        for tensor in targets:
             storage = tensor.untyped_storage()
             if storage in self._changes:
                 node, count = self._changes[storage]
                 self._changes[storage] = node, count + 1
             self._phase.wrote(tensor)
-        return written
+        return targets
 
     def _visit(self, func: Any, types: Any, args: Any, kwargs: Any, given: Any, kinds: list[str]) -> Any:
         by_kind = {
             kind: [one for one, its in zip(given, kinds, strict=True) if its == kind]
             for kind in (_VARIABLE, _PARAMETER)
         }
-        written = _written(plan(func), func, args, kwargs)
-        for tensor in written:
+        for tensor in written(plan(func), func, args, kwargs):
             if self._parameters.find(tensor) is not None and not self.is_stopped(tensor):
                 raise UnsupportedProgram(
                     f"{call_site(str(func))} writes into a parameter while its gradient is estimated; expected a "
@@ -239,7 +239,7 @@ class WatchMode(JetMode):
         outs = {a.name for a in func._schema.arguments if a.is_out}
         inputs = {name: value for name, value in kwargs.items() if name not in outs}
         result = self._handed_back(self._apply(step.counterpart, step.functional, args, inputs, []), args)
-        targets = _written(step, func, args, kwargs)
+        targets = written(step, func, args, kwargs)
         results = list(result) if isinstance(result, tuple | list) else [result]
         for target, one in zip(targets, results, strict=False):
             if outs and target.shape != one.shape:
@@ -362,7 +362,8 @@ def _collect_tensors(path: Path, value: Any, found: list[tuple[Path, Tensor]]) -
             _collect_tensors((*path, index), item, found)
 
 
-def _written(step: Plan, func: Any, args: Any, kwargs: Any) -> list[Tensor]:
+def written(step: Plan, func: Any, args: Any, kwargs: Any) -> list[Tensor]:
+    """The tensors that an operation writes."""
     if not step.writes:
         return []
     bound = dict(zip(argument_names(func), args, strict=False)) | kwargs

@@ -331,6 +331,9 @@ class HorizonAdam(torch.optim.Optimizer):
                     kept = kept * (1 - group["lr"] * shares[leaf]).clamp_min(0)
                 moved = leaf * kept.to(leaf) + length.to(leaf) * moves[leaf]
                 leaf.copy_(torch.where(taken, moved, leaf))
+                # what is pulled to zero is no part of the path: its lead would be that of the pull
+                trail = state["trail"]
+                trail.copy_(torch.where(taken, trail * kept.to(trail), trail))
                 for name, share in (("trail", 1 / horizon), ("average", weight)):
                     mean = state[name]
                     mean.copy_(torch.where(taken, mean + share.to(mean) * (leaf - mean), mean))
