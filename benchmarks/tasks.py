@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim.swa_utils import update_bn
 
 import jetplane as jp
 from jetplane.experiments import data
@@ -93,6 +94,28 @@ class Residual(nn.Module):
         x = F.relu(self.stem(x))
         x = x + F.relu(self.norm(self.branch(x)))
         logits: Tensor = self.head(F.relu(self.down(x)).mean((2, 3)))
+        return logits
+
+
+def normed() -> nn.Module:
+    """Convolutions and a hidden layer with batch norm."""
+    return nn.Sequential(
+        *(nn.Conv2d(1, 16, 5, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(16, 32, 5, bias=False), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(512, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 10)),
+    )
+
+
+class Rows(nn.Module):
+    """A recurrent network that reads an image row by row."""
+
+    def __init__(self, width: int = 48) -> None:
+        super().__init__()
+        self.cells, self.head = nn.GRU(28, width, batch_first=True), nn.Linear(width, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        logits: Tensor = self.head(self.cells(x[:, 0])[0][:, -1])
         return logits
 
 
@@ -179,6 +202,8 @@ TASKS = {
         2000,
     ),
     "digits, residual network": Task(Residual, digits, _nll, _hits, "accuracy", 256, 1000),
+    "digits, batch norm": Task(normed, digits, _nll, _hits, "accuracy", 128, 400),
+    "digits by rows, GRU": Task(Rows, digits, _nll, _hits, "accuracy", 128, 500),
     "copied words, transformer": Task(
         partial(Transformer, 12, 16, 12, causal=True),
         copies,
@@ -230,6 +255,8 @@ def train(task: Task, rate: float | None, steps: int, seed: int = 0) -> dict[str
     seconds = time.perf_counter() - began
     if rate is None:
         horizon.eval()
+        update_bn(x.split(500), model)  # statistics of the averaged parameters, by forward passes
+    model.eval()
     with torch.no_grad():
         out = model(held[0])
         found = {"loss": float(task.losses(out, held[1]).mean()), "score": float(task.score(out, held[1]))}

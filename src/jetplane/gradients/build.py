@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import heapq
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from . import local, pullback
-from .plan import Group, Link, Node, Plan, Site, Tail
+from .plan import Group, Link, Node, Plan, Site, Spread, Tail
 from .pullback import Local
 from .watch import Path
 
 __all__ = ["Builder"]
 
 _FARTHEST = 64  # operations between a layer and its site
+_WIDEST = 10_000  # operations between a layer and all of several sites
 
 Links = set[tuple[int, Link]]  # a node, and an argument of it
 
@@ -86,7 +88,9 @@ class Builder:
         exact = [n.number for n in calls if n.values[0] in self._exact or self._scales_exact(n)]
         self._exact_calls = set(exact)
         sites = self._ends([node for node in calls if node.number not in exact])
-        made = [self._site(number, end, sites[end]) for number, end in enumerate(sorted(sites))]
+        members = {end: _members(end, links) for end, links in sites.items()}
+        spread = self._spread(sites, members)
+        made = [self._site(number, members[end], sites[end]) for number, end in enumerate(sorted(sites))]
         tail = self._tail()
         return Plan(
             [node.key for node in self._nodes],
@@ -98,6 +102,7 @@ class Builder:
             samples,
             random,
             frozenset[int]().union(*(node.reaches for node in calls)),
+            spread,
             self._norms(made, samples),
         )
 
@@ -208,11 +213,65 @@ class Builder:
                     return False
         return not self._losses.intersection(values)
 
+    # -- layers that several sites do for --------------------------------------------------------------------------
+
+    def _spread(self, sites: dict[int, Links], members: dict[int, tuple[int, ...]]) -> list[Spread]:
+        """Take sites away that the noise of later ones can do for: a recurrent network's product with all its inputs.
+
+        All that depends on the output enters, through small operations, what other sites are the ends of.
+        """
+        made = []
+        for end in sorted(sites, reverse=True):
+            owners = {node: other for other in sites if other != end for node in members[other]}
+            found = self._entries(self._nodes[end], owners)
+            if found is None:
+                continue
+            links, entries = found
+            size = sum(self._nodes[other].shape.numel() for other in entries)
+            if not entries or size > self._nodes[end].shape.numel():  # there would be more noise in it, and not less
+                continue
+            links |= sites.pop(end)
+            for other, entering in entries.items():
+                sites[other] |= entering
+            made.append(Spread(self._group(_members(end, links), links), max(entries)))
+        return made
+
+    def _entries(self, start: Node, owners: dict[int, int]) -> tuple[Links, dict[int, Links]] | None:
+        """How ``start``'s output gets to other sites, and by the end of each what enters there; None if not only so."""
+        inside = {start.values[0]: Link((), start.number, 0)}
+        links, entries = set[tuple[int, Link]](), defaultdict[int, Links](set)
+        waiting = [reader for reader, _ in self._readers[start.values[0]]]
+        passed: set[int] = set()
+        if not self._only_first(start) or start.values[0] in self._losses:
+            return None
+        while waiting:
+            node = self._nodes[heapq.heappop(waiting)]
+            if node.number in passed:
+                continue
+            passed.add(node.number)
+            entering = [(path, value) for path, value in node.inputs if value in inside]
+            found = [self._found(node.number, path) for path, _ in entering]
+            if not all(_passes(one, False) for one in found) or len(passed) > _WIDEST:
+                return None
+            here = {(node.number, inside[value]._replace(path=path)) for path, value in entering if path is not None}
+            if node.number in owners:
+                entries[owners[node.number]] |= here
+                continue
+            several = any(one is not None and one.parts for one in found)
+            stops = node.batch or node.number in self._exact_calls or self._losses.intersection(node.values)
+            if stops or node.parameters or not node.values or not (several or self._only_first(node)):
+                return None
+            links |= here
+            for output, value in enumerate(node.values if several else node.values[:1]):
+                inside[value] = Link((), node.number, output)
+                for reader, _ in self._readers[value]:
+                    heapq.heappush(waiting, reader)
+        return links, entries
+
     # -- groups -----------------------------------------------------------------------------------------------------
 
-    def _site(self, number: int, end: int, links: Links) -> Site:
-        members = tuple(sorted({end, *(link.source for _, link in links), *(node for node, _ in links)}))
-        last = self._nodes[end]
+    def _site(self, number: int, members: tuple[int, ...], links: Links) -> Site:
+        last = self._nodes[members[-1]]
         places = [self._nodes[n].where for n in members if self._nodes[n].parameters]
         return Site(number, self._group(members, links), last.shape, last.device, "; ".join(places))
 
@@ -275,6 +334,10 @@ class Builder:
         sizes = [site.shape.numel() / samples for site in sites]
         inputs = [] if tail is None else [shape.numel() / samples for shape in tail.inputs.values()]
         return hashlib.sha256(repr((nodes, sizes, inputs)).encode()).hexdigest()[:16]
+
+
+def _members(end: int, links: Links) -> tuple[int, ...]:
+    return tuple(sorted({end, *(link.source for _, link in links), *(node for node, _ in links)}))
 
 
 def _passes(found: Local | None, plain: bool) -> bool:

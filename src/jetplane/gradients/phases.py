@@ -29,6 +29,7 @@ __all__ = ["Collector", "Injector"]
 
 Rows = Callable[[Site, Tensor], Tensor | None]  # of a site and its activation: tangents (K, *S)
 Quiet = Callable[[], AbstractContextManager[None]]
+Deltas = dict[tuple[int, int], Tensor]  # by node and output: the derivative there
 
 
 class _Follower:
@@ -76,7 +77,7 @@ class _Follower:
             for path, source, _ in group.links[number]:
                 found = pullback.find(done.func, path)
                 assert found is not None
-                masks.append(found.alive(self._alive[source], done, path))
+                masks.append(found.alive(self._alive.get(source), done, path))  # of no node of it: everywhere
             if not any(mask is None for mask in masks):
                 alive = torch.stack(masks).any(0) if len(masks) > 1 else masks[0]  # type: ignore[arg-type]
         self._alive[number] = alive
@@ -90,12 +91,12 @@ class _Follower:
     def _hold(self, group: Group, number: int, done: Done) -> None:
         self._held[number], self._new = (done, _read_later(group, number, done)), number
 
-    def _pull(self, group: Group, delta: Tensor, first: int | None = None) -> Iterator[tuple[int, Done, Tensor]]:
+    def _pull(self, group: Group, deltas: Deltas, first: int | None = None) -> Iterator[tuple[int, Done, Tensor]]:
         """Each node of a group, from the last one to the first, with the derivative at its result.
 
-        With ``first`` no further than that node, and what is held stays.
+        ``deltas`` are those that are known, and at the end those at results of other groups. With ``first`` no further
+        than that node, and what is held stays.
         """
-        deltas = {(group.nodes[-1], 0): delta}
         for number in reversed(group.nodes):
             done, watched = self._held[number]
             self._refuse_overwritten(done, watched, self._versions.get(number, []))
@@ -216,7 +217,7 @@ class Injector(_Follower):
         length = None if self._prediction is None else self._prediction.length(site)
         found: dict[int, list[Tensor]] = {number: [] for number in norms}
         for row in () if rows is None else rows if length is None else rows / length.to(rows.dtype):
-            for number, _, here in self._pull(site.group, row, norms[0]):
+            for number, _, here in self._pull(site.group, _at_end(site.group, row), norms[0]):
                 if number in found:
                     found[number].append(here)
         for number in norms:
@@ -238,7 +239,7 @@ class Injector(_Follower):
             return losses, None
         assert self._tail is not None
         if not self._readout.has_slopes:
-            pulled = self._pull(self._tail.group, torch.ones_like(losses))
+            pulled = self._pull(self._tail.group, _at_end(self._tail.group, torch.ones_like(losses)))
             self._readout.take({number: here for number, _, here in pulled if number in self._tail.inputs})
         tangents = self._readout.rows(self._reached, k)
         return tangents, None if self._prediction is None else self._prediction.close(tangents)
@@ -264,12 +265,14 @@ class Collector(_Follower):
         self._chunk = chunk
         self._prediction, self._statistics = prediction, statistics
         self._exact = set() if plan.exact is None else set(plan.exact.nodes)
+        self._spread = {number: one.group for one in plan.spread for number in one.group.nodes}
+        self._pending: Deltas = {}  # at results of theirs, from the sites so far
 
     def parametrised(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         self._gradients.record(func, args, kwargs, out)
 
     def _follows(self, number: int) -> bool:
-        return number in self._plan.member or number in self._exact
+        return number in self._plan.member or number in self._exact or number in self._spread
 
     def after(self, mode: WatchMode, visit: Visit, out: Any) -> None:
         number = visit.number
@@ -278,8 +281,9 @@ class Collector(_Follower):
         done = self._done(visit, out)
         site = self._plan.member.get(number)
         if site is None:
-            assert self._plan.exact is not None
-            self._hold(self._plan.exact, number, done)
+            group = self._spread.get(number, self._plan.exact)
+            assert group is not None
+            self._hold(group, number, done)
             return
         self._hold(site.group, number, done)
         learns = self._prediction is not None and site.number in self._prediction.sites
@@ -288,19 +292,25 @@ class Collector(_Follower):
         with mode.above():
             alive = self._mask(site.group, number, done) if learns else None
             if number == site.end:
-                self._collect(site.group, self._delta(site, done.result, alive))
+                self._collect(site.group, _at_end(site.group, self._delta(site, done.result, alive)))
+                for one in self._plan.spread:
+                    if one.last == number:
+                        self._collect(one.group, self._pending)
 
     def finish(self, losses: Tensor) -> None:
         """The part behind the last layers, whose derivative is exact; and the parametrisations."""
         if self._plan.exact is not None:
-            self._collect(self._plan.exact, torch.full_like(losses, 1 / losses.shape[0]))
+            self._collect(self._plan.exact, _at_end(self._plan.exact, torch.full_like(losses, 1 / losses.shape[0])))
         self._gradients.finish()
 
-    def _collect(self, group: Group, delta: Tensor) -> None:
-        """Take the derivative at the last node of a group back to its layers, and do their products."""
-        for number, done, here in self._pull(group, delta):
+    def _collect(self, group: Group, deltas: Deltas) -> None:
+        """Take the derivatives that are known in a group back to its layers, and do their products."""
+        for number, done, here in self._pull(group, deltas):
             for path in group.calls.get(number, ()):
                 self._gradients.add(at(path, done.args, done.kwargs), local.product(here, done, path))
+        if deltas is not self._pending:
+            for key, part in deltas.items():
+                self._pending[key] = self._pending[key] + part if key in self._pending else part
 
     def _delta(self, site: Site, activation: Tensor, alive: Tensor | None) -> Tensor:
         """mean_j s_jb u_jb / B, the estimate of the derivative of the mean loss at an activation."""
@@ -328,6 +338,11 @@ class Collector(_Follower):
         length = prediction.length(site)
         assert known is not None and length is not None
         return known + total / length.to(total.dtype)
+
+
+def _at_end(group: Group, delta: Tensor) -> Deltas:
+    """A derivative at the last node of a group."""
+    return {(group.nodes[-1], 0): delta}
 
 
 def _times(rows: Tensor, *factors: Tensor | None) -> Tensor:

@@ -13,7 +13,7 @@ from . import pullback
 from .layout import Grid, Layout
 from .watch import Path, Visit, WatchMode
 
-__all__ = ["Changed", "Group", "Link", "Node", "Plan", "Site", "Tail", "Tokens", "signature"]
+__all__ = ["Changed", "Group", "Link", "Node", "Plan", "Site", "Spread", "Tail", "Tokens", "signature"]
 
 
 class Changed(Exception):
@@ -71,6 +71,14 @@ class Group:
 
 
 @dataclass(frozen=True, eq=False)
+class Spread:
+    """Layers whose output is read on the way to several sites, whose noise does for them as well."""
+
+    group: Group
+    last: int  # the last node behind which there is such a site
+
+
+@dataclass(frozen=True, eq=False)
 class Tail:
     """The loss alone, from its inputs on: its derivative by them is exact."""
 
@@ -120,6 +128,7 @@ class Plan:
     samples: int
     random: bool  # whether the program draws random numbers
     reached: frozenset[int]  # the parameters that the losses depend on
+    spread: list[Spread]
     norms: dict[int, Site]  # by node: batch norms whose statistics tangents do not pass, and the noise behind them
     tokens: Tokens | None = None  # where sites reach only some of them
     writes: bool = False  # whether the program writes to memory from outside

@@ -44,7 +44,8 @@ def find_layouts(plan: Plan, carry: Carry, width: int) -> None:
             if not apart:
                 plan.sites[number].layout, plan.sites[number].coupled = None, True
     for site in plan.sites:  # samples that a batch norm couples are told apart, and coupled all the same
-        site.coupled = site.coupled or any(number > site.group.nodes[0] for number in plan.norms)
+        layers = [site.group.nodes[0], *(one.group.nodes[0] for one in plan.spread if one.last >= site.end)]
+        site.coupled = site.coupled or any(number > min(layers) for number in plan.norms)
 
 
 def _one_by_one(plan: Plan, ask: _Asker) -> None:
