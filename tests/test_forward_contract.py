@@ -571,3 +571,22 @@ def test_refused_calls() -> None:
         jp.forward_gradient(lambda x: (x @ PARAMETER).sum(1), [PARAMETER, unused], X, estimator="weight")
     jp.forward_gradient(lambda x: (x @ PARAMETER).sum(1), [PARAMETER, unused], X, allow_unused=True)
     assert unused.grad is None
+
+
+@pytest.mark.parametrize(
+    ("norm", "shape"),
+    [
+        (nn.GroupNorm(2, 4), (8, 4, 3, 3)),
+        (nn.BatchNorm2d(4), (8, 4, 3, 3)),
+        (nn.LayerNorm((4, 6, 6)), (8, 4, 3, 3)),
+        (nn.RMSNorm((4, 6, 6)), (8, 4, 3, 3)),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_a_layer_and_its_norm_share_the_noise_behind_the_pooling(norm: nn.Module, shape: tuple[int, ...]) -> None:
+    model = nn.Sequential(
+        *(nn.Conv2d(1, 4, 3), norm, nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(36, 5), nn.Tanh(), nn.Linear(5, 3)),
+    )
+    sites = jp.ForwardGradient(model.parameters()).sites(classify(model), torch.randn(8, 1, 8, 8), torch.arange(8) % 3)
+    assert [tuple(site.shape) for site in sites] == [shape, (8, 5)]

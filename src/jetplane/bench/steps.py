@@ -21,7 +21,7 @@ __all__ = ["STEPS", "step_error"]
 
 # small, so that a timing of many steps stays in one regime; the work of a step does not depend on it
 _LR = 1e-3
-_IN_A_ROW = 20  # steps of one call, where a call takes several
+_IN_A_ROW = 100  # steps of one call, where a call takes several: about an epoch of MNIST in batches of 512
 
 
 def _optimizer(problem: Problem, options: dict[str, Any], count: int | None = None) -> Callable[[], Any]:

@@ -1,4 +1,4 @@
-"""How a derivative at the result of a small operation becomes one at its argument: no layer but batch norm.
+"""How a derivative at the result of a small operation becomes one at its argument: no layer but norms.
 
 ``tail`` operations are pulled back through only behind the last layer, where the loss is; the others may also stand
 between a layer and its injection site. Each is one call of arithmetic or of an aten kernel, on one operation's own
@@ -324,9 +324,38 @@ _enter(
 _enter(Local(_pull_reduction, _alive_reduction), aten.mean.dim, aten.sum.dim_IntList)
 _enter(Local(_pull_reduction, tail=True), aten.mean.default, aten.sum.default)
 
-# -- batch norm, with statistics of the batch or without ------------------------------------------------------------
+# -- norms --------------------------------------------------------------------------------------------------------
 
 _enter(Local(batch_norm.pull), *batch_norm.OPERATIONS)
+
+
+def _pull_layer_norm(delta: Tensor, done: Done, path: Path) -> Tensor:
+    x, shape, weight, bias, _ = done.args
+    _, mean, rate = done.out
+    return aten.native_layer_norm_backward(
+        delta.contiguous(), x, shape, mean, rate, weight, bias, [True, False, False]
+    )[0]
+
+
+def _pull_group_norm(delta: Tensor, done: Done, path: Path) -> Tensor:
+    x, weight, _, n, channels, space, groups, _ = done.args
+    _, mean, rate = done.out
+    sizes = n, channels, space, groups
+    return aten.native_group_norm_backward(
+        delta.contiguous(), x.contiguous(), mean, rate, weight, *sizes, [True, False, False]
+    )[0]
+
+
+def _pull_rms_norm(delta: Tensor, done: Done, path: Path) -> Tensor:
+    x, shape, weight = done.args[:3]
+    rate, axes = done.out[1], list(range(-len(shape), 0))
+    scaled = (delta if weight is None else delta * weight) * rate
+    return (scaled - x * rate.square() * (scaled * x).mean(axes, keepdim=True)).to(x.dtype)
+
+
+_enter(Local(_pull_layer_norm), aten.native_layer_norm.default)
+_enter(Local(_pull_group_norm), aten.native_group_norm.default)
+_enter(Local(_pull_rms_norm), aten._fused_rms_norm.default)
 
 # -- losses -------------------------------------------------------------------------------------------------------
 
