@@ -221,9 +221,10 @@ class Builder:
         All that depends on the output enters, through small operations, what other sites are the ends of.
         """
         made = []
+        owners = {node: end for end in sites for node in members[end]}
         for end in sorted(sites, reverse=True):
-            owners = {node: other for other in sites if other != end for node in members[other]}
-            found = self._entries(self._nodes[end], owners)
+            # noise from before would not be told apart behind a batch norm without noise of its own
+            found = None if any(self._nodes[n].batch for n in members[end]) else self._entries(self._nodes[end], owners)
             if found is None:
                 continue
             links, entries = found
@@ -231,6 +232,8 @@ class Builder:
             if not entries or size > self._nodes[end].shape.numel():  # there would be more noise in it, and not less
                 continue
             links |= sites.pop(end)
+            for node in members[end]:
+                del owners[node]
             for other, entering in entries.items():
                 sites[other] |= entering
             made.append(Spread(self._group(_members(end, links), links), max(entries)))
@@ -254,7 +257,7 @@ class Builder:
             if not all(_passes(one, False) for one in found) or len(passed) > _WIDEST:
                 return None
             here = {(node.number, inside[value]._replace(path=path)) for path, value in entering if path is not None}
-            if node.number in owners:
+            if node.number in owners:  # another's: nothing of its own site stands behind its end
                 entries[owners[node.number]] |= here
                 continue
             several = any(one is not None and one.parts for one in found)

@@ -193,7 +193,7 @@ class Injector(_Follower):
                 return
             rows = self._rows(site, done.result)
             if norms:
-                self._read(site, norms, rows, mode.pairs.k)
+                self._read(site, norms, rows)
             if rows is not None and self._prediction is not None:
                 rows = _times(rows, self._prediction.length(site), alive)
                 self._prediction.carry(site, rows)
@@ -211,7 +211,7 @@ class Injector(_Follower):
         if fixed is not None:
             mode.replace(done.result, fixed)
 
-    def _read(self, site: Site, norms: list[int], rows: Tensor | None, k: int) -> None:
+    def _read(self, site: Site, norms: list[int], rows: Tensor | None) -> None:
         """Take the noise of a site back to the norms before it."""
         assert self._statistics is not None
         length = None if self._prediction is None else self._prediction.length(site)
@@ -221,7 +221,7 @@ class Injector(_Follower):
                 if number in found:
                     found[number].append(here)
         for number in norms:
-            self._statistics.read(number, self._held[number][0], None if rows is None else found[number], k)
+            self._statistics.read(number, self._held[number][0], None if rows is None else found[number])
         for number in site.group.nodes:
             self._let_go(number)
 

@@ -45,7 +45,7 @@ class Statistics:
         self._along[number].append(batch_norm.along(done, rows))
         return batch_norm.fixed(done, rows)
 
-    def read(self, number: int, done: Done, rows: list[Tensor] | None, k: int) -> None:
+    def read(self, number: int, done: Done, rows: list[Tensor] | None) -> None:
         """What the noise behind a norm, pulled back to its result, row by row, says of its d."""
         if rows is None:
             self._read[number].append(torch.zeros_like(self._along[number][-1]))
