@@ -64,7 +64,8 @@ class HorizonAdam(torch.optim.Optimizer):
     parameters go back to theta_H, without momentum, and the rate is halved.
 
     ``eval()`` puts the average of the parameters, in which late steps weigh most, into the model, and ``train()`` the
-    parameters back: the average does what a decaying rate would. :meth:`averaged` is the same as a context.
+    parameters back: the average does what a decaying rate would. :meth:`averaged` is the same as a context. Batch norms
+    need statistics of the averaged parameters there, by ``torch.optim.swa_utils.update_bn``: forward passes, no more.
 
     Noise makes weights longer, and the longer those in front of a norm are, the less a step turns them. So weights are
     pulled to zero as far as the path is noise (lead -1/2), the loss has not fallen yet and does not want them longer:
