@@ -502,6 +502,7 @@ def test_an_interrupted_command_leaves_no_process_behind(small: list[str], tmp_p
     children = Path(f"/proc/{running.pid}/task")
     try:
         while not (found := [pid for c in children.glob("*/children") for pid in c.read_text().split()]):
+            assert running.poll() is None
             time.sleep(0.05)
         time.sleep(1.0)
         running.send_signal(signal.SIGINT)

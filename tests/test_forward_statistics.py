@@ -132,7 +132,8 @@ def test_short_dtypes(dtype: torch.dtype) -> None:
     model, data = network(), batch(64)
     wanted = estimated(model, *data, samples=2)
     found = estimated(model.to(dtype), data[0].to(dtype), data[1], samples=2).double()
-    assert (found - wanted).norm() < (1e-4 if dtype == torch.float32 else 0.1) * wanted.norm()
+    # eight bits: 0.01 to 0.1 for six initial values, as some units go on or off
+    assert (found - wanted).norm() < (1e-6 if dtype == torch.float32 else 0.1) * wanted.norm()
 
 
 def test_it_trains_under_the_guard() -> None:
