@@ -33,12 +33,6 @@ from tracing import trace_only
 
 F64 = torch.float64
 
-pytestmark = [  # torch's own compiler
-    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:`torch._prims_common.check` is deprecated:FutureWarning"),
-]
-
 
 @pytest.fixture(autouse=True)
 def nothing_shared(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1017,3 +1011,26 @@ def test_a_late_plane_of_many_directions() -> None:
     found = jp.compile(jp.quadratic)(loss, params, directions, curvature="ggn")
     expected = jp.quadratic(loss, params, directions)  # the model is linear
     torch.testing.assert_close(found.curvature, expected.curvature)
+
+
+# -- torch's compiler -------------------------------------------------------------------------------------------------
+
+
+def test_a_warning_of_the_compiler_is_no_failure(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Here warnings are errors: a program would be run as it is for nothing but advice."""
+    from torch._inductor import compile_fx
+
+    original = compile_fx.compile_fx
+
+    def advising(*args: Any, **options: Any) -> Any:
+        warnings.warn("online softmax\n is disabled", UserWarning, stacklevel=1)
+        return original(*args, **options)
+
+    monkeypatch.setattr(compile_fx, "compile_fx", advising)
+    x, fast = torch.randn(3), jp.compile(jp.quadratic)
+    with caplog.at_level(logging.INFO, "jetplane"):
+        found = fast(lambda x: x.sin().prod(), x, torch.eye(3))
+    torch.testing.assert_close(found.curvature, jp.quadratic(lambda x: x.sin().prod(), x, torch.eye(3)).curvature)
+    assert "torch's compiler: online softmax is disabled" in caplog.messages

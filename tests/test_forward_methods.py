@@ -231,7 +231,6 @@ def test_graphs_take_the_same_steps(method: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:`torch:FutureWarning", "ignore:`torch.jit.script:DeprecationWarning")  # torch's own
 def test_the_search_is_compiled() -> None:
     options = METHODS["gauss-newton"] | {"batch_size": 25}  # no batch is padded: its noise is that of all samples
     run, other = _trainer(**options, compile=True), _trainer(**options)

@@ -23,12 +23,6 @@ from jetplane.directions import Gaussian
 from jetplane.errors import MissingBoundary, UnsupportedProgram
 from jetplane.solvers import JitteredInverse, Step
 
-pytestmark = [  # torch's own compiler
-    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:`torch._prims_common.check` is deprecated:FutureWarning"),
-]
-
 BATCH, CLASSES = 6, 4
 
 

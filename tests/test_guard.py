@@ -25,11 +25,6 @@ from jetplane.directions import Orthonormal
 from jetplane.optim import FGD, FoMoH, FoMoHBP, FoMoHKD, HyperplaneSearch, Newton
 from jetplane.solvers import JitteredInverse
 
-pytestmark = [  # torch's own compiler
-    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:`torch._prims_common.check` is deprecated:FutureWarning"),
-]
-
 BUILDS = "builds an autograd graph inside jetplane.forward_only"
 STARTS = "starts a backward pass inside jetplane.forward_only"
 

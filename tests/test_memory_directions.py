@@ -43,12 +43,6 @@ from tracing import trace_only
 
 F64 = torch.float64
 
-pytestmark = [  # torch's own compiler
-    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:`torch._prims_common.check` is deprecated:FutureWarning"),
-]
-
 FAMILIES: dict[str, Family | list[Family]] = {
     "previous": PreviousStep(),
     "momentum": Momentum([0.5, 0.9]),

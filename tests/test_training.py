@@ -172,7 +172,6 @@ def test_the_statuses_of_compiled_steps_are_read_with_the_rest() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # torch's own compiler uses it
 @pytest.mark.parametrize("method", ["fomoh-kd", "backprop", "adam"])
 def test_compiled_steps_train_as_the_others_do(method: str) -> None:
     run, other = tiny.trainer(method=method, compile=True), tiny.trainer(method=method)

@@ -5,10 +5,13 @@ Everything here was checked on torch 2.11 to 2.13; when a new release moves some
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import operator
 import sys
 import threading
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from functools import reduce
 from typing import Any, ClassVar
 
@@ -45,6 +48,8 @@ __all__ = [
     "unwrap_functorch",
     "without_fused_libraries",
 ]
+
+log = logging.getLogger("jetplane")
 
 
 class DispatchMode(TorchDispatchMode):
@@ -275,9 +280,18 @@ def explain_capture(error: BaseException) -> str:
     return f"{first.rstrip('.')} ({places[-1]})" if places else first.rstrip(".")
 
 
+@contextlib.contextmanager
+def _advice_logged() -> Iterator[None]:
+    """Inductor warns of its own choices and of its own deprecated calls: not a reason to fail where warnings do."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    for text in dict.fromkeys(" ".join(str(one.message).split()) for one in caught):
+        log.info("torch's compiler: %s", text)
+
+
 def compiled(function: Callable[..., Any], inputs: Any) -> tuple[Callable[..., Any], set[int]]:
     """``function`` of a list of tensors, traced without values and compiled by Inductor; and which inputs it writes."""
-    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
     from torch.fx.experimental.proxy_tensor import make_fx
 
     plain = [tensor.detach() for tensor in inputs]
@@ -287,7 +301,7 @@ def compiled(function: Callable[..., Any], inputs: Any) -> tuple[Callable[..., A
     def noting(graph: Any, *args: Any, **options: Any) -> Any:
         inputs, (output,) = graph.graph.find_nodes(op="placeholder"), graph.graph.find_nodes(op="output")
         counts = len(inputs), len(output.args[0])
-        made.append((compile_fx_inner(graph, *args, **options), *counts))
+        made.append((compile_fx.compile_fx_inner(graph, *args, **options), *counts))
         return made[-1][0]
 
     def watched(*tensors: torch.Tensor) -> Any:
@@ -300,7 +314,10 @@ def compiled(function: Callable[..., Any], inputs: Any) -> tuple[Callable[..., A
         traced = make_fx(watched, tracing_mode="fake")(*plain)
         (output,) = traced.graph.find_nodes(op="output")
         outputs = len(output.args[0])
-        run: Any = compile_fx(traced, plain, inner_compile=noting)
+        with _advice_logged():
+            from torch._inductor import compile_fx
+
+            run: Any = compile_fx.compile_fx(traced, plain, inner_compile=noting)
 
     def call(tensors: Any) -> Any:
         with torch.no_grad():
