@@ -2,8 +2,8 @@
 
     python benchmarks/steps.py --device cuda --out benchmarks/results/steps_h200.json
 
-Each method takes the same first steps eagerly and compiled, and the largest difference of their parameters is noted;
-then the compiled steps are timed, many to a call, and the median of the calls is kept. On CUDA it is counted how often
+Each method takes the same first steps eagerly and compiled, and the largest difference of their parameters is noted,
+beside the farthest that one has moved (a plane that is nearly singular makes a long step of any rounding); then the compiled steps are timed, many to a call, and the median of the calls is kept. On CUDA it is counted how often
 the host waits for the device in such a call.
 """
 
@@ -61,7 +61,7 @@ def measure(name: str, kind: str, make: Make, batch: int, device: torch.device, 
     labels = torch.randint(10, (8 * batch,), generator=torch.Generator().manual_seed(1)).to(device)
     order = torch.stack([torch.randperm(8 * batch, device=device)[:batch] for _ in range(steps)])
     plain = models.build(kind, 0).to(device)
-    model = copy.deepcopy(plain)
+    first, model = copy.deepcopy(plain), copy.deepcopy(plain)
     eager = make(plain.parameters(), patience=None)
     compiled = make(model.parameters(), patience=None, compile=True)
     eager.steps(loss_of(plain, images, labels), order[:2], has_aux=True)
@@ -69,7 +69,7 @@ def measure(name: str, kind: str, make: Make, batch: int, device: torch.device, 
     step = loss_of(model, images, labels)
     compiled.steps(step, order[:2], has_aux=True)
     seconds = time.perf_counter() - start
-    apart = max(float((a - b).abs().max()) for a, b in zip(plain.parameters(), model.parameters(), strict=True))
+    apart, moved = _distance(plain, model), _distance(plain, first)
     by_hand = _times(lambda: eager.step(loss_of(plain, images, labels), order[0], has_aux=True), 5, 1, device)
     many = _times(lambda: compiled.steps(step, order, has_aux=True), 6, steps, device)
     waits = _waits(lambda: compiled.steps(step, order, has_aux=True), device)
@@ -82,7 +82,14 @@ def measure(name: str, kind: str, make: Make, batch: int, device: torch.device, 
         "host_waits_per_step": None if waits is None else waits / steps,
         "compile_s": round(seconds, 1),
         "parameters_apart": apart,
+        "parameters_moved": moved,
     }
+
+
+def _distance(one: nn.Module, other: nn.Module) -> float:
+    """The largest difference between two parameters."""
+    pairs = zip(one.parameters(), other.parameters(), strict=True)
+    return max(float((a.detach() - b.detach()).abs().max()) for a, b in pairs)
 
 
 def _times(call: Callable[[], Any], repeats: int, steps: int, device: torch.device) -> float:

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 import jetplane as jp
 from jetplane.ad import _torch, capture
+from jetplane.ad.graphs import Recording
 from jetplane.ad.rules.products import Convolution, MatMul
 from jetplane.curvature import ExactHessian, NoCurvature
 from jetplane.directions import Coordinate, Fixed, Orthonormal, Rademacher, Sphere
@@ -1034,3 +1035,24 @@ def test_a_warning_of_the_compiler_is_no_failure(
         found = fast(lambda x: x.sin().prod(), x, torch.eye(3))
     torch.testing.assert_close(found.curvature, jp.quadratic(lambda x: x.sin().prod(), x, torch.eye(3)).curvature)
     assert "torch's compiler: online softmax is disabled" in caplog.messages
+
+
+# -- recordings ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_parameter_with_other_memory_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph would go on with the memory that the parameter had, which may be another tensor's by now."""
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
+    written, read = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+    recording = Recording(list, written=frozenset({0}))
+    recording._hold([written, read])
+    assert not recording._moved([written, read])
+    written.data = written.data.clone()
+    assert recording._moved([written, read])
+    recording._hold([written, read])
+    assert not recording._moved([written, read])
+    read.data = read.data.clone()
+    assert recording._moved([written, read])
+    recording._hold([written, read])
+    read.data = read.data.clone()
+    assert not recording._moved([written, read]), "it is copied from now on"

@@ -88,10 +88,9 @@ class Recording:
         return bool(moved)
 
     def _hold(self, inputs: Sequence[Tensor]) -> None:
-        """Keep the inputs that the next graph reads."""
-        self._inputs = [
-            tensor.detach().clone() if place in self._copied else tensor for place, tensor in enumerate(inputs)
-        ]
+        """Keep the inputs that the next graph reads: their memory, for a parameter may be given another one."""
+        plain = [tensor.detach() for tensor in inputs]
+        self._inputs = [tensor.clone() if place in self._copied else tensor for place, tensor in enumerate(plain)]
 
     def _fill(self, inputs: Sequence[Tensor]) -> None:
         for place in self._copied:
