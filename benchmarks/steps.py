@@ -3,8 +3,9 @@
     python benchmarks/steps.py --device cuda --out benchmarks/results/steps_h200.json
 
 Each method takes the same first steps eagerly and compiled, and the largest difference of their parameters is noted,
-beside the farthest that one has moved (a plane that is nearly singular makes a long step of any rounding); then the compiled steps are timed, many to a call, and the median of the calls is kept. On CUDA it is counted how often
-the host waits for the device in such a call.
+beside the farthest that one has moved (a plane that is nearly singular makes a long step of any rounding); then the
+compiled steps are timed, many to a call, and the median of the calls is kept. On CUDA it is counted how often the host
+waits for the device in such a call.
 """
 
 from __future__ import annotations

@@ -81,6 +81,48 @@ def digits(split: int) -> tuple[Tensor, Tensor]:
     return part.images.float().reshape(-1, 1, 28, 28) / 255, part.labels.long()
 
 
+def coloured(split: int) -> tuple[Tensor, Tensor]:
+    """The digits in a colour on a background of another, larger, with noise."""
+    shapes, labels = digits(split)
+    generator = torch.Generator().manual_seed(split)
+    shapes = F.interpolate(shapes, size=32, mode="bilinear")
+    ink, paper = (torch.rand(len(labels), 3, 1, 1, generator=generator) for _ in range(2))
+    noise = torch.randn(len(labels), 3, 32, 32, generator=generator)
+    return (shapes * ink + (1 - shapes) * paper / 2 + 0.1 * noise - 0.4) / 0.3, labels
+
+
+def convolutions() -> nn.Module:
+    """Three layers of small windows, each pooled, and a hidden layer."""
+    layers: list[nn.Module] = []
+    for fan_in, fan_out in ((3, 16), (16, 32), (32, 32)):
+        layers += [nn.Conv2d(fan_in, fan_out, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(512, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
+def _blocks(width: int) -> nn.ModuleList:
+    """Two layers of a transformer."""
+    layer: dict[str, Any] = {"dropout": 0.0, "activation": "gelu", "batch_first": True, "norm_first": True}
+    return nn.ModuleList([nn.TransformerEncoderLayer(width, 4, 2 * width, **layer) for _ in range(2)])
+
+
+class Patches(nn.Module):
+    """A small transformer that reads an image as 16 patches."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.embed, self.place = nn.Linear(49, width), nn.Parameter(0.02 * torch.randn(16, width))
+        self.layers, self.norm = _blocks(width), nn.LayerNorm(width)
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        h = self.embed(F.unfold(x, 7, stride=7).transpose(1, 2)) + self.place
+        for layer in self.layers:
+            h = layer(h)
+        logits: Tensor = self.head(self.norm(h).mean(1))
+        return logits
+
+
 class Residual(nn.Module):
     """A small residual network with group norm."""
 
@@ -126,9 +168,8 @@ class Transformer(nn.Module):
         super().__init__()
         self.causal = causal
         self.words, self.place = nn.Embedding(words, width), nn.Parameter(0.02 * torch.randn(length, width))
-        layer: dict[str, Any] = {"dropout": 0.0, "activation": "gelu", "batch_first": True, "norm_first": True}
-        self.layers = nn.ModuleList([nn.TransformerEncoderLayer(width, 4, 2 * width, **layer) for _ in range(2)])
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
+        self.layers, self.norm = _blocks(width), nn.LayerNorm(width)
+        self.head = nn.Linear(width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits."""
@@ -203,6 +244,8 @@ TASKS = {
     ),
     "digits, residual network": Task(Residual, digits, _nll, _hits, "accuracy", 256, 1000),
     "digits, batch norm": Task(normed, digits, _nll, _hits, "accuracy", 128, 400),
+    "coloured digits, convolutions": Task(convolutions, coloured, _nll, _hits, "accuracy", 128, 400),
+    "digits by patches, transformer": Task(Patches, digits, _nll, _hits, "accuracy", 128, 600),
     "digits by rows, GRU": Task(Rows, digits, _nll, _hits, "accuracy", 128, 500),
     "copied words, transformer": Task(
         partial(Transformer, 12, 16, 12, causal=True),
@@ -228,8 +271,8 @@ TASKS = {
 }
 
 
-def train(task: Task, rate: float | None, steps: int, seed: int = 0) -> dict[str, Any]:
-    """Train with backprop at ``rate``, or with HorizonAdam."""
+def train(task: Task, rate: float | None, steps: int, seed: int = 0, samples: int = 8) -> dict[str, Any]:
+    """Train with backprop at ``rate``, or with HorizonAdam and that many tangents of a sample."""
     torch.manual_seed(seed)
     model = task.model()
     (x, y), held = task.samples(0), task.samples(1)
@@ -238,7 +281,7 @@ def train(task: Task, rate: float | None, steps: int, seed: int = 0) -> dict[str
     def losses(x: Tensor, y: Tensor) -> Tensor:
         return task.losses(model(x), y)
 
-    horizon = HorizonAdam(model.parameters(), seed=seed)
+    horizon = HorizonAdam(model.parameters(), samples, seed=seed)
     adam = torch.optim.Adam(model.parameters(), 1.0 if rate is None else rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, steps)
     began = time.perf_counter()
@@ -268,6 +311,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS), metavar="NAME")
     parser.add_argument("--steps", type=int, help="(default: each task's own)")
+    parser.add_argument("--samples", type=int, default=8, metavar="J", help="of HorizonAdam (default: 8, its own)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1], metavar="N", help="(default: 0 1)")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -279,7 +323,8 @@ def main() -> None:
         backprop = [train(task, rate, steps, first) for rate in RATES]
         best = (min if "error" in task.unit else max)(backprop, key=lambda one: one["score"])
         row = {"task": name, "unit": task.unit, "batch": task.batch, "steps": steps, "seeds": options.seeds}
-        row["horizon"] = [train(task, None, steps, seed) for seed in options.seeds]
+        row |= {"samples": options.samples}
+        row["horizon"] = [train(task, None, steps, seed, options.samples) for seed in options.seeds]
         row["backprop"] = [best, *(train(task, best["rate"], steps, seed) for seed in further)]
         results.append(row | {"backprop, every rate": backprop})
         print(name, {key: results[-1][key] for key in ("horizon", "backprop")}, flush=True)

@@ -11,7 +11,7 @@ import operator
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
 from typing import Any, ClassVar
 
@@ -29,6 +29,7 @@ __all__ = [
     "capture_errors",
     "captured",
     "compiled",
+    "copies",
     "decomposition",
     "engine",
     "explain_capture",
@@ -278,6 +279,14 @@ def explain_capture(error: BaseException) -> str:
     first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
     places = [line.strip() for line in text.splitlines() if line.strip().startswith('File "')]
     return f"{first.rstrip('.')} ({places[-1]})" if places else first.rstrip(".")
+
+
+def copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Copies of several tensors, on CUDA by one launch where they are alike."""
+    made = [torch.empty_like(tensor) for tensor in tensors]
+    if made:
+        torch._foreach_copy_(made, list(tensors))
+    return made
 
 
 @contextlib.contextmanager

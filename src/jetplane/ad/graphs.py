@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from . import _torch
 from .capture import Run
 
 __all__ = ["WARM_UPS", "Pool", "Recorded", "Recording"]
@@ -132,4 +133,4 @@ class Recorded(Recording):
             with self._turn():
                 self._fill(inputs)
                 self._graph.replay()
-                return [output.clone() for output in self._outputs]
+                return _torch.copies(self._outputs)

@@ -1,4 +1,4 @@
-"""Compiled steps replayed as a CUDA graph: one launch a step, and no waiting between them."""
+"""Compiled steps replayed as CUDA graphs: several steps to a launch, and no waiting between them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from collections.abc import Sequence, Set
 import torch
 from torch import Tensor
 
+from ..ad import _torch
 from ..ad.capture import Run
-from ..ad.graphs import WARM_UPS, Recording
+from ..ad.graphs import WARM_UPS, Pool, Recording
 
 __all__ = ["Replayed", "repeated"]
 
 log = logging.getLogger("jetplane")
 
 Batches = dict[int, Tensor]  # by place among the inputs: (n, ...), one entry for each of n steps
+
+_MOST = 10  # steps of one graph: of a short step, the time from one graph to the next is a tenth
 
 
 def repeated(run: Run, inputs: Sequence[Tensor], batches: Batches, count: int) -> list[Tensor]:
@@ -26,63 +29,59 @@ def repeated(run: Run, inputs: Sequence[Tensor], batches: Batches, count: int) -
         for place, batch in batches.items():
             now[place] = batch[number]
         outputs.append(run(now))
-    if count == 1:
-        return [one.unsqueeze(0) for one in outputs[0]]
     return [torch.stack(list(each)) for each in zip(*outputs, strict=True)]
 
 
-class Replayed(Recording):
-    """Calls ``run`` a few times as it is, and from then on replays what it launches.
-
-    The graph reads entry ``cursor`` of the batches, writes entry ``cursor`` of the outputs, and moves the cursor on, so
-    that the host has nothing to do between two steps but to launch the next.
-    """
+class Replayed:
+    """Calls ``run`` a few times as it is, and from then on replays what it launches, several steps to a graph."""
 
     def __init__(self, run: Run, written: Set[int] = frozenset()) -> None:
-        super().__init__(run, written)
-        self._batches: Batches = {}
-        self._cursor: Tensor | None = None
-        self._like: list[Tensor] = []  # the outputs of one step
+        self._run, self._written = run, written
+        self._pool = Pool()  # the graphs run one after the other
+        self._calls = 0
+        self._graphs: dict[int, _Steps] = {}  # by their number of steps
 
     def __call__(self, inputs: Sequence[Tensor], batches: Batches, count: int) -> list[Tensor]:
         """The outputs (n, ...) of n steps, as of :func:`repeated`."""
-        ahead = min(max(WARM_UPS - self._calls, 0), count)
-        self._calls += count
-        first: list[Tensor] = []
-        if ahead:
-            first = repeated(self._run, inputs, {place: batch[:ahead] for place, batch in batches.items()}, ahead)
-            self._like = [one[0] for one in first]
-        if ahead == count:
-            return first
-        rest = self._replay(inputs, {place: batch[ahead:] for place, batch in batches.items()}, count - ahead)
-        return [torch.cat(both) for both in zip(first, rest, strict=True)] if first else rest
+        done, parts = 0, list[list[Tensor]]()
+        while done < count:
+            warm = WARM_UPS - self._calls
+            ahead = min(count - done, warm if warm > 0 else _MOST)
+            some = {place: batch[done : done + ahead] for place, batch in batches.items()}
+            if warm > 0:
+                parts.append(repeated(self._run, inputs, some, ahead))
+            else:
+                if ahead not in self._graphs:
+                    self._graphs[ahead] = _Steps(self._run, self._written, self._pool, ahead)
+                parts.append(self._graphs[ahead](inputs, some))
+            self._calls += ahead
+            done += ahead
+        return [torch.cat(each) if len(parts) > 1 else each[0] for each in zip(*parts, strict=True)]
 
-    def _replay(self, inputs: Sequence[Tensor], batches: Batches, count: int) -> list[Tensor]:
-        fits = batches.keys() == self._batches.keys() and bool(self._outputs) and count <= self._outputs[0].shape[0]
-        if not fits or self._moved(inputs, batches.keys()):
-            self._record(inputs, batches, count)
-        assert self._graph is not None and self._cursor is not None
+
+class _Steps(Recording):
+    """A graph of a fixed number of steps, which read their batches and leave their outputs at places of their own."""
+
+    def __init__(self, run: Run, written: Set[int], pool: Pool, count: int) -> None:
+        super().__init__(run, written, pool)
+        self._count = count
+        self._batches: Batches = {}
+
+    def __call__(self, inputs: Sequence[Tensor], batches: Batches) -> list[Tensor]:
+        """The outputs (n, ...) of the steps."""
+        if self._graph is None or batches.keys() != self._batches.keys() or self._moved(inputs, batches.keys()):
+            self._record(inputs, batches)
+        assert self._graph is not None
         self._fill(inputs)
         for place, batch in batches.items():
-            self._batches[place][:count].copy_(batch)
-        self._cursor.zero_()
-        for _ in range(count):
-            self._graph.replay()
-        return [output[:count].clone() for output in self._outputs]
-
-    def _record(self, inputs: Sequence[Tensor], batches: Batches, count: int) -> None:
-        log.info("capturing a step as a CUDA graph, for up to %d steps at a time", count)
-        self._hold(inputs)
-        self._batches = {place: torch.empty_like(batch[:count]) for place, batch in batches.items()}
-        for place, batch in batches.items():  # indices must be valid ones
             self._batches[place].copy_(batch)
-        cursor = self._cursor = torch.zeros(1, dtype=torch.int64, device=inputs[0].device)
-        outputs = [one.new_empty((count, *one.shape)) for one in self._like]
+        self._graph.replay()
+        return _torch.copies(self._outputs)
+
+    def _record(self, inputs: Sequence[Tensor], batches: Batches) -> None:
+        log.info("capturing %d steps as a CUDA graph", self._count)
+        self._hold(inputs)
+        self._batches = {place: batch.clone() for place, batch in batches.items()}
         with self._recording():
-            now = list(self._inputs)
-            for place, batch in self._batches.items():
-                now[place] = batch.index_select(0, cursor).squeeze(0)
-            for output, value in zip(outputs, self._run(now), strict=True):
-                output.index_copy_(0, cursor, value.unsqueeze(0))
-            cursor.add_(1)
+            outputs = repeated(self._run, self._inputs, self._batches, self._count)
         self._outputs = outputs
