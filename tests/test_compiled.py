@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 import jetplane as jp
 from jetplane.ad import _torch, capture
-from jetplane.ad.graphs import Recording
+from jetplane.ad.graphs import Pool, Recording
 from jetplane.ad.rules.products import Convolution, MatMul
 from jetplane.curvature import ExactHessian, NoCurvature
 from jetplane.directions import Coordinate, Fixed, Orthonormal, Rademacher, Sphere
@@ -1045,7 +1045,7 @@ def test_a_parameter_with_other_memory_is_seen(monkeypatch: pytest.MonkeyPatch) 
     """A graph would go on with the memory that the parameter had, which may be another tensor's by now."""
     monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
     written, read = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
-    recording = Recording(list, written=frozenset({0}))
+    recording = Recording(list, frozenset({0}), Pool())
     recording._hold([written, read])
     assert not recording._moved([written, read])
     written.data = written.data.clone()
@@ -1077,7 +1077,6 @@ def test_any_number_of_steps_is_replayed_in_graphs_of_up_to_ten(monkeypatch: pyt
 
     recorded: list[int] = []
     monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(Recording, "_recording", recording)
     replayed = graphs.Replayed(lambda inputs: [inputs[0] + inputs[1], inputs[1].sum()])
     for count in (1, 2, 3, 10, 27, 1, 3):
@@ -1085,3 +1084,18 @@ def test_any_number_of_steps_is_replayed_in_graphs_of_up_to_ten(monkeypatch: pyt
         sums, totals = replayed([fixed, batches[0]], {1: batches}, count)
         assert_close((sums, totals), (fixed + batches, batches.sum(1)))
     assert recorded == [3, 10, 10, 7, 1, 3]  # the first three as they are; what has moved is recorded anew, and copied
+
+
+def test_a_pool_has_another_name_once_all_its_graphs_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Graph:
+        pass
+
+    names = iter(range(10))
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(names))
+    pool, one, other = Pool(), Graph(), Graph()
+    assert [pool.admit(one), pool.admit(other)] == [0, 0]
+    del one
+    third = Graph()
+    assert pool.admit(third) == 0
+    del other, third
+    assert pool.admit(Graph()) == 1

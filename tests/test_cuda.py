@@ -183,3 +183,24 @@ def test_an_optimizer_follows_the_path_of_the_cpu() -> None:
         return x.detach().cpu()
 
     torch.testing.assert_close(path("cuda"), path("cpu"), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.slow
+def test_a_compiled_plane_takes_new_batches_and_directions() -> None:
+    """From other addresses at each call: what was recorded of the first ones is recorded anew, with copies."""
+    fast = jp.compile(jp.quadratic)
+    model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3)).to("cuda", torch.float64)
+    values = {name: p.detach() for name, p in model.named_parameters()}
+    kept = []
+    for number in range(12):
+        x = torch.randn(4 if number < 8 else 7, 5, dtype=torch.float64, device="cuda")
+        directions = {name: torch.randn(2, *p.shape, dtype=torch.float64, device="cuda") for name, p in values.items()}
+        kept.append((x, directions))  # so that no address comes again
+
+        def loss(values: dict[str, Tensor], x: Tensor = x) -> Tensor:
+            return torch.func.functional_call(model, values, (x,)).square().mean()
+
+        with torch.no_grad():
+            found, expected = fast(loss, values, directions), jp.quadratic(loss, values, directions)
+        for part in ("loss", "slope", "curvature"):
+            torch.testing.assert_close(getattr(found, part), getattr(expected, part), rtol=1e-9, atol=1e-9)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import logging
+import weakref
 from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,8 +26,19 @@ class Pool:
     """Memory that several graphs share for what lies between their inputs and outputs. They take turns."""
 
     def __init__(self) -> None:
-        self.handle = torch.cuda.graph_pool_handle()
+        self._handle: Any = None
+        self._graphs: weakref.WeakSet[Any] = weakref.WeakSet()
         self._done: torch.cuda.Event | None = None
+
+    def admit(self, graph: Any) -> Any:
+        """torch's name of the memory, for a graph that is to be captured.
+
+        With the last of the graphs torch gives the memory up, and refuses its name from then on: so then it is another.
+        """
+        if not self._graphs:
+            self._handle = torch.cuda.graph_pool_handle()
+        self._graphs.add(graph)
+        return self._handle
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -65,7 +78,7 @@ class Recording:
     ours from then on, or, where ``run`` writes it, the launches are recorded anew.
     """
 
-    def __init__(self, run: Run, written: Set[int] = frozenset(), pool: Pool | None = None) -> None:
+    def __init__(self, run: Run, written: Set[int], pool: Pool) -> None:
         self._run = run
         self._written = written  # places among the inputs
         self._pool = pool
@@ -102,8 +115,7 @@ class Recording:
         """What is launched here makes the graph. Nothing of it runs."""
         self._graph, self._outputs = None, []  # gives its memory back
         graph = torch.cuda.CUDAGraph()
-        pool = None if self._pool is None else self._pool.handle
-        with without_collection(), torch.cuda.graph(graph, pool=pool, stream=self._stream):
+        with without_collection(), torch.cuda.graph(graph, pool=self._pool.admit(graph), stream=self._stream):
             yield
         self._graph = graph
 
