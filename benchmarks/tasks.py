@@ -271,7 +271,7 @@ TASKS = {
 }
 
 
-def train(task: Task, rate: float | None, steps: int, seed: int = 0, samples: int = 8) -> dict[str, Any]:
+def train(task: Task, rate: float | None, steps: int, seed: int = 0, samples: int | None = None) -> dict[str, Any]:
     """Train with backprop at ``rate``, or with HorizonAdam and that many tangents of a sample."""
     torch.manual_seed(seed)
     model = task.model()
@@ -311,7 +311,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS), metavar="NAME")
     parser.add_argument("--steps", type=int, help="(default: each task's own)")
-    parser.add_argument("--samples", type=int, default=8, metavar="J", help="of HorizonAdam (default: 8, its own)")
+    parser.add_argument("--samples", type=int, metavar="J", help="tangents, of HorizonAdam (default: its own)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1], metavar="N", help="(default: 0 1)")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()

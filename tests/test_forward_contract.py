@@ -590,3 +590,24 @@ def test_a_layer_and_its_norm_share_the_noise_behind_the_pooling(norm: nn.Module
     )
     sites = jp.ForwardGradient(model.parameters()).sites(classify(model), torch.randn(8, 1, 8, 8), torch.arange(8) % 3)
     assert [tuple(site.shape) for site in sites] == [shape, (8, 5)]
+
+
+# -- how many tangents -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("samples", "tangents"), [(64, 8), (8, 8), (7, 16), (4, 16), (3, 24), (2, 32), (1, 32)])
+def test_a_batch_has_as_many_tangents_as_a_sample_has_numbers_of_noise(samples: int, tangents: int) -> None:
+    """64 numbers of noise, behind the first layer; from 8 tangents to 32."""
+    model = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 3)).double()
+    x, y = torch.randn(samples, 4, dtype=torch.float64), torch.arange(samples) % 3
+    found = []
+    for count in (None, tangents):
+        model.zero_grad()
+        jp.ForwardGradient(model.parameters(), count)(lambda: F.cross_entropy(model(x), y, reduction="none"))
+        found.append([p.grad.clone() for p in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_the_number_of_weight_tangents_has_to_be_said() -> None:
+    with pytest.raises(ValueError, match=r"^samples is None; expected a positive whole number\.$"):
+        jp.ForwardGradient([torch.ones(2, requires_grad=True)], None, estimator="weight")

@@ -53,7 +53,7 @@ class ForwardGradient:
     def __init__(
         self,
         params: Params,
-        samples: int = 1,
+        samples: int | None = 1,
         *,
         estimator: str = "activation",
         seed: int = 0,
@@ -68,7 +68,7 @@ class ForwardGradient:
         noise: Callable[[int, Any], Noise] = Signs,
     ) -> None:
         for name, value in (("samples", samples), ("chunk_size", chunk_size), ("probe_every", probe_every)):
-            if value is None and name == "chunk_size":
+            if value is None and (name == "chunk_size" or (name == "samples" and estimator == "activation")):
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} is {value!r}; expected a positive whole number.")
@@ -185,26 +185,27 @@ class ForwardGradient:
         if not plan.sites:
             return passes.collect(plan, noise, None, 1, lambda: self._check(plan))
         readout = None if plan.tail is None else Readout(plan)
+        count = self._width.tangents(plan)
         prediction = None
         if self._control is not None:
-            prediction = self._control.of(plan, readout, self.samples)
+            prediction = self._control.of(plan, readout, count)
         if prediction is None and plan.tokens is None:
             readout = None
         statistics = Statistics(plan) if plan.norms else None
         parts, chunk = [], self._width.of(plan, 0 if prediction is None else prediction.held)
-        for start in range(0, self.samples, chunk):
-            stop = min(start + chunk, self.samples)
+        for start in range(0, count, chunk):
+            stop = min(start + chunk, count)
 
             def rows(site: Site, like: Tensor, start: int = start, stop: int = stop) -> Tensor:
                 return noise.rows(site.number, start, stop, like)
 
             parts.append(passes.carry(plan, rows, stop - start, True, readout, prediction, statistics))
         self._check(plan)
-        scalars = torch.cat(parts) / (self.samples * plan.samples)
+        scalars = torch.cat(parts) / (count * plan.samples)
         if prediction is not None:
             prediction.begin()
         if statistics is not None:
-            statistics.close(self.samples)
+            statistics.close(count)
         return passes.collect(plan, noise, scalars, chunk, prediction=prediction, statistics=statistics)
 
     def _check(self, plan: Plan) -> None:

@@ -26,17 +26,22 @@ _WIDE = 8  # tangents that a probe may carry at once, however few are asked for
 class Width:
     """How many of J tangents are carried at a time."""
 
-    samples: int
+    samples: int | None  # None: as many as a program needs
     chunk_size: int | None
     memory: int | None  # bytes
 
+    def tangents(self, plan: Plan) -> int:
+        """J, for one program."""
+        return self.samples or plan.tangents
+
     def of(self, plan: Plan, held: int = 0) -> int:
         """For one program, of which ``held`` bytes are there all the time."""
+        most = self.tangents(plan)
         if self.memory is None:
-            return min(self.samples, self.chunk_size or self.samples)
+            return min(most, self.chunk_size or most)
         assert plan.trace is not None
         fitting = 0
-        while fitting < self.samples and plan.trace.peak(fitting + 1) + held <= self.memory:
+        while fitting < most and plan.trace.peak(fitting + 1) + held <= self.memory:
             fitting += 1
         if not fitting:
             needed = plan.trace.peak() + held

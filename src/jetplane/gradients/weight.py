@@ -47,6 +47,7 @@ def weight_gradient(
     g is the gradient of the mean loss, v_j . g its slope: J tangents carried by forward passes, some at a time.
     """
     samples = width.samples
+    assert samples is not None
     leaves = [leaf.detach() for leaf in parameters.tensors]
     drawn = Gaussian(samples).draw(Plane(seed, step, 0, leaves, list))
     devices = [leaf.device for leaf in leaves]

@@ -50,8 +50,9 @@ class HorizonAdam(torch.optim.Optimizer):
     r"""Adam on forward gradients, without a learning rate or a schedule to choose.
 
     ``step(loss_fn, *batch)``, where ``loss_fn`` returns one loss for each sample (B,). The gradient is estimated by
-    ``samples`` activation tangents (:class:`jetplane.ForwardGradient`), and shaped as Adam's: d. How far to go is
-    measured: with theta_H the mean of the parameters over a trailing horizon of H steps, and m = theta - theta_H,
+    ``samples`` activation tangents of each sample (:class:`jetplane.ForwardGradient`; by default 8 to 32, the more the
+    smaller the batch is beside a sample's activations), and shaped as Adam's: d. How far to go is measured: with
+    theta_H the mean of the parameters over a trailing horizon of H steps, and m = theta - theta_H,
 
         lead = -(m . grad f) / (m^T G m),
 
@@ -89,7 +90,7 @@ class HorizonAdam(torch.optim.Optimizer):
     def __init__(
         self,
         params: Iterable[Any],
-        samples: int = 8,
+        samples: int | None = None,
         *,
         lr: float = 1.0,
         betas: tuple[float, float] = (0.9, 0.999),
