@@ -332,6 +332,14 @@ def test_wrong_systems_are_not_ranked() -> None:
 # -- processes ----------------------------------------------------------------------------------------------------
 
 
+def test_a_process_that_begins_with_the_interrupt_is_ended() -> None:
+    """`end_all` was called a moment before there was such a process."""
+    start = time.monotonic()
+    result = process.run(TINY, None, None, timeout=60, interrupted=lambda: True)
+    assert result["status"] == "failed" and "SIGKILL" in result["reason"]
+    assert time.monotonic() - start < 30 and not process._running
+
+
 def test_a_process_that_takes_too_long_is_ended() -> None:
     result = process.run(TINY, None, None, timeout=0.05)
     assert result == {"status": "failed", "reason": "it took longer than 0.05 s"}

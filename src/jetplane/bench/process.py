@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,17 @@ Result = dict[str, Any]
 _running: set[subprocess.Popen[str]] = set()  # of all threads
 
 
-def run(task: Task, expected: dict[str, Any] | None, fomoh: Path | None, timeout: float) -> Result:
-    """The result of a task; whatever goes wrong with the process is a result as well."""
+def run(
+    task: Task,
+    expected: dict[str, Any] | None,
+    fomoh: Path | None,
+    timeout: float,
+    interrupted: Callable[[], bool] = lambda: False,
+) -> Result:
+    """The result of a task; whatever goes wrong with the process is a result as well.
+
+    ``interrupted`` is asked once :func:`end_all` can see the process: one that was called a moment before could not.
+    """
     order = {"task": task.plain(), "expected": expected, "fomoh": None if fomoh is None else str(fomoh.resolve())}
     process = subprocess.Popen(
         [sys.executable, "-m", "jetplane.bench.measure"],
@@ -36,6 +46,8 @@ def run(task: Task, expected: dict[str, Any] | None, fomoh: Path | None, timeout
         start_new_session=True,  # so that compilers it started end with it
     )
     _running.add(process)
+    if interrupted():
+        _kill(process)
     try:
         out, errors = process.communicate(json.dumps(order), timeout=timeout)
     except subprocess.TimeoutExpired:

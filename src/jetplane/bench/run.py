@@ -179,7 +179,7 @@ class _Run:
         if self.interrupted:
             raise KeyboardInterrupt
         start = time.monotonic()
-        result = process.run(task, expected, self.plan.fomoh, self.plan.timeout)
+        result = process.run(task, expected, self.plan.fomoh, self.plan.timeout, lambda: self.interrupted)
         with self.lock:
             if self.interrupted:  # which may be what ended the process
                 raise KeyboardInterrupt
@@ -298,13 +298,13 @@ def measure(
     run.announce()
     found = Found()
     with ThreadPoolExecutor(plan.ahead) as pool:
-        precisions = dict.fromkeys(point.precision for point in plan.points if point.what == "quadratic")
-        ceilings = {name: pool.submit(run.result, plan.ceilings(name)) for name in precisions}
-        rows = {
-            point: [pool.submit(run.row, point, system) for system in run._present(point, tell=True)]
-            for point in plan.points
-        }
         try:
+            precisions = dict.fromkeys(point.precision for point in plan.points if point.what == "quadratic")
+            ceilings = {name: pool.submit(run.result, plan.ceilings(name)) for name in precisions}
+            rows = {
+                point: [pool.submit(run.row, point, system) for system in run._present(point, tell=True)]
+                for point in plan.points
+            }
             for name, machine in ceilings.items():
                 found.ceilings[name] = machine.result()
             for point in plan.points:
