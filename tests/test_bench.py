@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.util
 import json
 import math
@@ -506,7 +507,9 @@ def test_processes_that_prepare_at_the_same_time_give_the_same_rows(
 def test_an_interrupted_command_leaves_no_process_behind(small: list[str], tmp_path: Path) -> None:
     small[small.index("--batch") + 1] = "60000"  # it takes its time
     command = [sys.executable, "-m", "jetplane.cli", "bench", *small, "--ahead", "3", "--seconds", "60"]
-    running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    # where a shell has started these tests in the background, they ignore interrupts, and so would the command
+    heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=heed)
     children = Path(f"/proc/{running.pid}/task")
     try:
         while not (found := [pid for c in children.glob("*/children") for pid in c.read_text().split()]):
