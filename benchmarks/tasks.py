@@ -323,7 +323,7 @@ def main() -> None:
         backprop = [train(task, rate, steps, first) for rate in RATES]
         best = (min if "error" in task.unit else max)(backprop, key=lambda one: one["score"])
         row = {"task": name, "unit": task.unit, "batch": task.batch, "steps": steps, "seeds": options.seeds}
-        row |= {"samples": options.samples}
+        row["samples"] = options.samples  # None: HorizonAdam's own
         row["horizon"] = [train(task, None, steps, seed, options.samples) for seed in options.seeds]
         row["backprop"] = [best, *(train(task, best["rate"], steps, seed) for seed in further)]
         results.append(row | {"backprop, every rate": backprop})

@@ -5,13 +5,12 @@ Most tests trace what would be compiled, and run the trace: the compiler itself 
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import logging
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -21,12 +20,11 @@ from torch.nn import functional as F
 
 import jetplane as jp
 from jetplane.ad import _torch, capture
-from jetplane.ad.graphs import Pool, Recording
 from jetplane.ad.rules.products import Convolution, MatMul
 from jetplane.curvature import ExactHessian, NoCurvature
 from jetplane.directions import Coordinate, Fixed, Orthonormal, Rademacher, Sphere
 from jetplane.errors import OptimizationStalled
-from jetplane.optim import FGD, FoMoH, FoMoHBP, FoMoHKD, HyperplaneSearch, graphs
+from jetplane.optim import FGD, FoMoH, FoMoHBP, FoMoHKD, HyperplaneSearch
 from jetplane.optim import compiled as compiled_steps
 from jetplane.optim.acceptance import Acceptance
 from jetplane.optim.report import LateReport
@@ -1036,66 +1034,3 @@ def test_a_warning_of_the_compiler_is_no_failure(
         found = fast(lambda x: x.sin().prod(), x, torch.eye(3))
     torch.testing.assert_close(found.curvature, jp.quadratic(lambda x: x.sin().prod(), x, torch.eye(3)).curvature)
     assert "torch's compiler: online softmax is disabled" in caplog.messages
-
-
-# -- recordings -------------------------------------------------------------------------------------------------------
-
-
-def test_a_parameter_with_other_memory_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A graph would go on with the memory that the parameter had, which may be another tensor's by now."""
-    monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
-    written, read = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
-    recording = Recording(list, frozenset({0}), Pool())
-    recording._hold([written, read])
-    assert not recording._moved([written, read])
-    written.data = written.data.clone()
-    assert recording._moved([written, read])
-    recording._hold([written, read])
-    assert not recording._moved([written, read])
-    read.data = read.data.clone()
-    assert recording._moved([written, read])
-    recording._hold([written, read])
-    read.data = read.data.clone()
-    assert not recording._moved([written, read]), "it is copied from now on"
-
-
-def test_any_number_of_steps_is_replayed_in_graphs_of_up_to_ten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a graph that does again what was recorded, in place of the device's."""
-
-    @contextlib.contextmanager
-    def recording(self: Any) -> Iterator[None]:
-        yield
-
-        class Graph:
-            def replay(graph) -> None:
-                found = graphs.repeated(self._run, self._inputs, self._batches, self._count)
-                for output, now in zip(self._outputs, found, strict=True):
-                    output.copy_(now)
-
-        recorded.append(self._count)
-        self._graph = Graph()
-
-    recorded: list[int] = []
-    monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
-    monkeypatch.setattr(Recording, "_recording", recording)
-    replayed = graphs.Replayed(lambda inputs: [inputs[0] + inputs[1], inputs[1].sum()])
-    for count in (1, 2, 3, 10, 27, 1, 3):
-        batches, fixed = torch.randn(count, 4), torch.randn(4)
-        sums, totals = replayed([fixed, batches[0]], {1: batches}, count)
-        assert_close((sums, totals), (fixed + batches, batches.sum(1)))
-    assert recorded == [3, 10, 10, 7, 1, 3]  # the first three as they are; what has moved is recorded anew, and copied
-
-
-def test_a_pool_has_another_name_once_all_its_graphs_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Graph:
-        pass
-
-    names = iter(range(10))
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(names))
-    pool, one, other = Pool(), Graph(), Graph()
-    assert [pool.admit(one), pool.admit(other)] == [0, 0]
-    del one
-    third = Graph()
-    assert pool.admit(third) == 0
-    del other, third
-    assert pool.admit(Graph()) == 1

@@ -145,7 +145,7 @@ class Plan:
     def tangents(self) -> int:
         """How many of them a sample should have: a batch as many as a sample has numbers of noise, from 8 to 32.
 
-        Fewer leave little but noise in the gradient; more are seldom worth the passes.
+        The bounds are those of what was tried: docs/forward-only.md.
         """
         numbers = sum(site.shape.numel() for site in self.sites) / self.samples
         return min(max(_STEP * math.ceil(numbers / self.samples / _STEP), _STEP), _MOST)

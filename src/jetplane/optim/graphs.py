@@ -29,6 +29,8 @@ def repeated(run: Run, inputs: Sequence[Tensor], batches: Batches, count: int) -
         for place, batch in batches.items():
             now[place] = batch[number]
         outputs.append(run(now))
+    if count == 1:
+        return [one.unsqueeze(0) for one in outputs[0]]
     return [torch.stack(list(each)) for each in zip(*outputs, strict=True)]
 
 
