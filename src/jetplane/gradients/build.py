@@ -8,7 +8,10 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+import torch
+
 from . import local, pullback
+from .own_weights import OwnWeights
 from .plan import Group, Link, Node, Plan, Site, Spread, Tail
 from .pullback import Local
 from .watch import Path
@@ -90,7 +93,7 @@ class Builder:
         sites = self._ends([node for node in calls if node.number not in exact])
         members = {end: _members(end, links) for end, links in sites.items()}
         spread = self._spread(sites, members)
-        made = [self._site(number, members[end], sites[end]) for number, end in enumerate(sorted(sites))]
+        made = [self._site(number, members[end], sites[end], samples) for number, end in enumerate(sorted(sites))]
         tail = self._tail()
         return Plan(
             [node.key for node in self._nodes],
@@ -273,10 +276,18 @@ class Builder:
 
     # -- groups -----------------------------------------------------------------------------------------------------
 
-    def _site(self, number: int, members: tuple[int, ...], links: Links) -> Site:
+    def _site(self, number: int, members: tuple[int, ...], links: Links, samples: int) -> Site:
         last = self._nodes[members[-1]]
-        places = [self._nodes[n].where for n in members if self._nodes[n].parameters]
-        return Site(number, self._group(members, links), last.shape, last.device, "; ".join(places))
+        layers = [self._nodes[n] for n in members if self._nodes[n].parameters]
+        places = "; ".join(layer.where for layer in layers)
+        alone = len(layers) == 1 and all(link.source in members for _, link in links)
+        if alone and layers[0].shape[:1] == (samples,) and not any(self._nodes[n].batch for n in members):
+            (layer,) = layers
+            own = OwnWeights.of(layer.key, layer.shape, last.shape.numel() / samples)
+            if own is not None:
+                group, shape = self._group((layer.number,), ()), torch.Size([samples, own.numbers])
+                return Site(number, group, shape, layer.device, places, own)
+        return Site(number, self._group(members, links), last.shape, last.device, places)
 
     def _exact_group(self, calls: list[int]) -> Group:
         members: set[int] = set(calls)

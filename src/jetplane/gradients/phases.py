@@ -191,7 +191,7 @@ class Injector(_Follower):
             alive = self._mask(site.group, visit.number, done) if self._masked else None
             if visit.number != site.end:
                 return
-            rows = self._rows(site, done.result)
+            rows = self._rows(site, _noisy(site, done))
             if norms:
                 self._read(site, norms, rows)
             if rows is not None and self._prediction is not None:
@@ -199,6 +199,8 @@ class Injector(_Follower):
                 self._prediction.carry(site, rows)
             elif rows is not None:
                 rows = _times(rows, alive)
+            if rows is not None and site.own is not None:
+                rows = site.own.tangents(done, rows)
         if rows is not None:
             mode.inject(done.result, rows)
 
@@ -292,7 +294,13 @@ class Collector(_Follower):
         with mode.above():
             alive = self._mask(site.group, number, done) if learns else None
             if number == site.end:
-                self._collect(site.group, _at_end(site.group, self._delta(site, done.result, alive)))
+                delta = self._delta(site, _noisy(site, done), alive)
+                if site.own is None:
+                    self._collect(site.group, _at_end(site.group, delta))
+                else:
+                    self._let_go(number)
+                    for path, gradient in site.own.gradients(done, delta).items():
+                        self._gradients.add(at(path, done.args, done.kwargs), gradient)
                 for one in self._plan.spread:
                     if one.last == number:
                         self._collect(one.group, self._pending)
@@ -338,6 +346,11 @@ class Collector(_Follower):
         length = prediction.length(site)
         assert known is not None and length is not None
         return known + total / length.to(total.dtype)
+
+
+def _noisy(site: Site, done: Done) -> Tensor:
+    """What the noise of a site is added to, or a tensor of its shape: the activation, or each sample's own weight."""
+    return done.result if site.own is None else site.own.like(done)
 
 
 def _at_end(group: Group, delta: Tensor) -> Deltas:

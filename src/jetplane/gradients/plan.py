@@ -12,6 +12,7 @@ from torch import Tensor
 from ..ad.budget import Trace
 from . import pullback
 from .layout import Grid, Layout
+from .own_weights import OwnWeights
 from .watch import Path, Visit, WatchMode
 
 __all__ = ["Changed", "Group", "Link", "Node", "Plan", "Site", "Spread", "Tail", "Tokens", "signature"]
@@ -98,6 +99,7 @@ class Site:
     shape: torch.Size
     device: torch.device
     where: str  # the layers, with the lines of the program
+    own: OwnWeights | None = None  # the noise is in each sample's own weight, (B, n)
     layout: Layout | None = None  # None: its samples are coupled
     coupled: bool = False  # whether other samples' losses depend on a sample's entries, there or at its layers
     tokens: Layout | None = None  # where the tokens of the loss's input lie here, too

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..gradients import ForwardGradient
 from ..solvers import Status
+from . import eigenbasis
 from .forgetting import Forgetting
 from .path import Along, Path
 
@@ -137,6 +138,7 @@ class HorizonAdam(torch.optim.Optimizer):
                 "exp_avg_sq": zeros.clone(),
                 "trail": start.clone(),
                 "average": start.clone(),
+                **eigenbasis.fresh(leaf),
             }
 
     # -- the surface ------------------------------------------------------------------------------------------------
@@ -162,6 +164,15 @@ class HorizonAdam(torch.optim.Optimizer):
         """Whether the next step measures the curvature along the path."""
         return self._calls % self.every == 0 and self._calls > 0
 
+    def refresh(self) -> None:
+        """Find the axes of Adam's scales anew, if the next step is one at which that is due.
+
+        `step` does it. In a CUDA graph it cannot be done: who replays one calls this before each step that measures.
+        """
+        if self.measures and eigenbasis.is_due(self._calls // self.every):
+            for leaf in self._leaves:
+                eigenbasis.refresh(self.state[leaf])
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Groups are given to the constructor: the average and the path are those of all parameters."""
         if hasattr(self, "estimate"):
@@ -179,6 +190,8 @@ class HorizonAdam(torch.optim.Optimizer):
         self.zero_grad(set_to_none=False)
         capturing = self._numbers.is_cuda and torch.cuda.is_current_stream_capturing()
         losses = partial(_losses, closure, batch, has_aux)
+        if not capturing:
+            self.refresh()
         seen = self._look_back(losses, capturing) if self.measures else None
         if seen is not None:
             self._retreat(seen)
@@ -258,14 +271,16 @@ class HorizonAdam(torch.optim.Optimizer):
         first, second = self.betas
         count = self._numbers[_COUNT]
         scales = 1 - first**count, (1 - second**count).sqrt()
-        directions = []
+        directions, share = [], 1 / self._horizon()
         for leaf, grad in zip(self._leaves, grads, strict=True):
             state = self.state[leaf]
             mean, square = state["exp_avg"], state["exp_avg_sq"]
             mean.copy_(torch.where(taken, torch.lerp(mean, grad, 1 - first), mean))
-            square.copy_(torch.where(taken, torch.lerp(square, grad * grad, 1 - second), square))
+            eigenbasis.see(state, grad, share, taken)
+            turned = eigenbasis.away(state, grad)
+            square.copy_(torch.where(taken, torch.lerp(square, turned * turned, 1 - second), square))
             size = square.sqrt() / scales[1].to(square) + self.eps
-            directions.append(-(mean / scales[0].to(mean)) / size)
+            directions.append(eigenbasis.back(state, -(eigenbasis.away(state, mean) / scales[0].to(mean)) / size))
         return directions
 
     def _look_back(self, losses: Callable[[], Tensor], capturing: bool) -> Along:

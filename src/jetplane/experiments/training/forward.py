@@ -171,6 +171,8 @@ class Horizon(_Replaying):
             calls = self.optimizer.calls
             ahead = min(self._ahead(), count - done)
             part = [batch[done : done + ahead] for batch in batches]
+            if part[0].is_cuda:
+                self.optimizer.refresh()  # the graph does not
             if calls:
                 parts.append(self._alike((rates, self.optimizer.measures), loss_fn, part, has_aux))
             else:  # the first step, which finds a rate, is like no other

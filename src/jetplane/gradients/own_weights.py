@@ -1,0 +1,111 @@
+r"""Noise in each sample's own copy of a convolution's weight, where that has far fewer numbers than the output.
+
+A tangent v of the weight (out, in), drawn for each sample by itself, makes the tangent v x_p of the output at every place
+p, with the window x_p of the input (and a 1 for the bias). s_b v_b is then the sample's gradient in the mean, as noisy as
+there are weights, not outputs.
+
+The windows' entries are much alike, so white v would go mostly into a few of their directions. The gradient's variance
+with noise v = z K^T is out tr(K^-1 K^-T) tr(K^T S K) for the second moment S of the samples' gradients, which is about
+that of the windows, E[x x^T] = M: least for K K^T ~ M^(-1/2). Any K that does not depend on z gives the same mean. K is
+scaled so that the tangents of an output have the variance 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .done import Done
+from .watch import Path
+
+__all__ = ["OwnWeights"]
+
+aten = torch.ops.aten
+
+_FEWER = 4  # numbers of the output for each one of the weight, at least
+_RIDGE = 1e-2  # of the mean second moment: what is added to all of them
+_TURNS = 16  # of Newton and Schulz: enough for a ratio of 1e-6
+_WEIGHT, _BIAS = (1,), (2,)
+
+
+@dataclass(frozen=True)
+class OwnWeights:
+    """Of one call of a convolution."""
+
+    weight: torch.Size  # (out, in, ...)
+    bias: bool  # whether it has one that is a parameter
+
+    @staticmethod
+    def of(key: tuple[Any, ...], shape: torch.Size, numbers: float) -> OwnWeights | None:
+        """For an operation with this signature and output, and so many numbers of a sample's noise otherwise; or None."""
+        func, _, parameters, settings = key[:4]
+        shapes: dict[Path, torch.Size] = {path: size for path, size, *_ in parameters}
+        if func is not aten.convolution.default or not {_WEIGHT} <= shapes.keys() <= {_WEIGHT, _BIAS}:
+            return None
+        *_, transposed, _, groups = settings
+        found = OwnWeights(shapes[_WEIGHT], _BIAS in shapes)
+        plain = not transposed and groups == 1 and len(found.weight) == len(shape) in (3, 4)
+        return found if plain and _FEWER * found.numbers <= numbers else None
+
+    @property
+    def _side(self) -> int:
+        return self.weight[1:].numel() + self.bias
+
+    @property
+    def numbers(self) -> int:
+        """Of a sample's noise."""
+        return self.weight[0] * self._side
+
+    def like(self, done: Done) -> Tensor:
+        """A tensor in the shape (B, n) of a row of noise."""
+        return done.result.new_empty(()).expand(done.result.shape[0], self.numbers)
+
+    def tangents(self, done: Done, noise: Tensor) -> Tensor:
+        """What noise (K, B, n) does to the output (K, *S)."""
+        windows = self._windows(done)
+        rows, samples = noise.shape[:2]
+        weights = noise.reshape(rows, samples, self.weight[0], self._side) @ self._shape(windows).T.to(noise.dtype)
+        # (B, K out, in) with (B, in, places)
+        found = weights.transpose(0, 1).flatten(1, 2) @ windows
+        return found.unflatten(1, (rows, -1)).transpose(0, 1).reshape(rows, *done.result.shape)
+
+    def gradients(self, done: Done, found: Tensor) -> dict[Path, Tensor]:
+        """By parameter: its gradient, from the derivative (B, n) by the noise."""
+        shape = self._shape(self._windows(done))
+        whole = found.sum(0, dtype=shape.dtype).reshape(self.weight[0], self._side)
+        whole = torch.linalg.solve_triangular(shape, whole, upper=False, left=False)  # whole K^-1
+        gradients: dict[Path, Tensor] = {_WEIGHT: whole[:, : self.weight[1:].numel()].reshape(self.weight)}
+        return gradients | ({_BIAS: whole[:, -1]} if self.bias else {})
+
+    def _windows(self, done: Done) -> Tensor:
+        """Those of the input (B, in, places), with a 1 for the bias."""
+        x, weight, _, stride, padding, dilation = done.args[:6]
+        if x.ndim == 3:
+            x, weight = x.unsqueeze(2), weight.unsqueeze(2)
+            stride, padding, dilation = (1, *stride), (0, *padding), (1, *dilation)
+        windows = F.unfold(x, weight.shape[2:], dilation, padding, stride)
+        return F.pad(windows, (0, 0, 0, 1), value=1.0) if self.bias else windows
+
+    def _shape(self, windows: Tensor) -> Tensor:
+        """K, a lower triangle."""
+        samples, side, places = windows.shape
+        flat = windows.transpose(0, 1).reshape(side, -1).to(torch.promote_types(windows.dtype, torch.float32))
+        moment = flat @ flat.T / (samples * places)
+        eye = torch.eye(side, dtype=moment.dtype, device=moment.device)
+        moment = moment + (_RIDGE * moment.trace() / side + torch.finfo(moment.dtype).tiny) * eye
+        root, inverse = _roots(moment, eye)
+        return torch.linalg.cholesky_ex(inverse / root.trace())[0]
+
+
+def _roots(matrix: Tensor, eye: Tensor) -> tuple[Tensor, Tensor]:
+    """Square root and its inverse of a positive matrix, by Newton and Schulz: products alone, which a graph can hold."""
+    size = matrix.trace()
+    root, inverse = matrix / size, eye
+    for _ in range(_TURNS):
+        step = 1.5 * eye - 0.5 * (inverse @ root)
+        root, inverse = root @ step, step @ inverse
+    return root * size.sqrt(), (inverse + inverse.T) / (2 * size.sqrt())

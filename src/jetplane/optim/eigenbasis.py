@@ -1,0 +1,72 @@
+r"""The axes of a weight's gradient along which its entries are not correlated: where Adam's scales mean most.
+
+The gradient of a weight (out, in) is a sum over samples of derivatives at the layer's output times the layer's input.
+The noise of a forward gradient is in the derivatives, and much the same for all outputs, so in the weight's gradient its
+covariance is that of the inputs, whose entries are far from uncorrelated: most of the noise lies along a few
+directions. Scales for single entries cannot tell these from the others. Along the eigenvectors of E[G^T G] they can,
+and what has little noise is not held back by what has much. It is SOAP's rotation [1]_, of the inputs' side alone.
+
+.. [1] Vyas et al., SOAP: improving and stabilizing Shampoo using Adam, 2024.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["away", "back", "fresh", "is_due", "refresh", "see"]
+
+_WIDEST = 1024  # inputs; more of them keep their own axes
+_TINY = 1e-30
+
+State = Mapping[str, Any]  # of a parameter
+
+
+def fresh(leaf: Tensor) -> dict[str, Tensor]:
+    """What is kept for a weight (out, in...): the mean of G^T G, and its eigenvectors. Nothing for other parameters."""
+    if leaf.ndim < 2 or not leaf.numel() or leaf.dtype not in (torch.float32, torch.float64):
+        return {}
+    count = leaf.numel() // leaf.shape[0]
+    if not 1 < count <= _WIDEST:
+        return {}
+    none = leaf.detach().new_zeros(count, count)
+    return {"moment": none, "basis": torch.eye(count, dtype=leaf.dtype, device=leaf.device)}
+
+
+def see(state: State, grad: Tensor, share: Tensor, taken: Tensor) -> None:
+    """Take a gradient into the mean, with a weight of ``share``, if the step is ``taken``. All are of equal size there."""
+    if "moment" not in state:
+        return
+    rows, moment = grad.flatten(1), state["moment"]
+    rows = rows / rows.abs().amax().clamp_min(_TINY)  # before it is squared
+    found = rows.T @ rows / rows.square().sum().clamp_min(_TINY)
+    moment.copy_(torch.where(taken, torch.lerp(moment, found, share.to(moment)), moment))
+
+
+def is_due(measured: int) -> bool:
+    """Whether the axes are found anew, at which measurement of the path: at first always, then four times a doubling.
+
+    Example:
+        >>> [count for count in range(33) if is_due(count)]
+        [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32]
+    """
+    return measured > 0 and measured % (1 << max(0, measured.bit_length() - 3)) == 0
+
+
+def refresh(state: State) -> None:
+    """Find the axes anew."""
+    if "basis" in state:
+        state["basis"].copy_(torch.linalg.eigh(state["moment"])[1])
+
+
+def away(state: State, values: Tensor) -> Tensor:
+    """A weight's values along the axes."""
+    return (values.flatten(1) @ state["basis"]).view_as(values) if "basis" in state else values
+
+
+def back(state: State, values: Tensor) -> Tensor:
+    """The inverse of :func:`away`."""
+    return (values.flatten(1) @ state["basis"].T).view_as(values) if "basis" in state else values
