@@ -30,6 +30,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "stride, padding, dilation": (lambda: images(nn.Conv2d(1, 2, 3, 2, 3, 2), 2), (1, 16, 16)),
     "pooled": (lambda: images(nn.Conv2d(1, 2, 2), 2, nn.MaxPool2d(2)), (1, 15, 15)),
     "sequences": (lambda: images(nn.Conv1d(2, 2, 3, padding=1), 2), (2, 40)),
+    "volumes": (lambda: images(nn.Conv3d(1, 1, 2, dilation=2), 1), (1, 6, 6, 5)),
     "weight norm": (lambda: images(weight_norm(nn.Conv2d(1, 2, 3)), 2), (1, 11, 11)),
     "the second of two": (
         lambda: nn.Sequential(nn.Conv2d(1, 1, 2), nn.Tanh(), images(nn.Conv2d(1, 1, 2), 1, nn.AvgPool2d(2))),
@@ -84,12 +85,11 @@ def test_samples_that_are_coupled_get_the_sum_of_all_losses() -> None:
     [
         (nn.Conv2d(2, 4, 3, groups=2), (2, 12, 12)),
         (nn.ConvTranspose2d(1, 2, 3), (1, 9, 9)),
-        (nn.Conv3d(1, 1, 2), (1, 5, 5, 5)),
         (nn.Sequential(nn.Conv2d(1, 2, 3), nn.GroupNorm(1, 2)), (1, 9, 9)),
         (nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)), (1, 9, 9)),
         (nn.Conv2d(1, 8, 3), (1, 7, 7)),  # 200 numbers, 80 of them the weight's
     ],
-    ids=["groups", "transposed", "volumes", "group norm", "batch norm", "few outputs"],
+    ids=["groups", "transposed", "group norm", "batch norm", "few outputs"],
 )
 def test_other_layers_keep_the_noise_behind_them(first: nn.Module, shape: tuple[int, ...]) -> None:
     module, x = images(first, 2), torch.randn(B, *shape)
@@ -98,14 +98,15 @@ def test_other_layers_keep_the_noise_behind_them(first: nn.Module, shape: tuple[
     assert sites and all(site.own is None for site in sites)
 
 
-@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
-def test_the_noise_at_the_output_has_variance_one_whatever_the_input(scale: float) -> None:
+@pytest.mark.parametrize("scale", [1e-6, 1e6])
+def test_the_noise_at_the_output_has_about_unit_variance_whatever_the_scale_of_the_input(scale: float) -> None:
     torch.manual_seed(0)
-    conv, x = nn.Conv2d(3, 4, 3, bias=False), scale * (torch.randn(64, 3, 10, 10) + 2)
-    own, done = OwnWeights(conv.weight.shape, False), _done(conv, x)
-    rows = own.tangents(done, torch.randn(8, 64, own.numbers))
-    assert rows.shape == (8, 64, 4, 8, 8)
-    assert 0.8 < float(rows.square().mean()) < 1.2
+    conv, x = nn.Conv2d(3, 4, 3, bias=False), torch.randn(64, 3, 10, 10) + 2
+    own = OwnWeights(conv.weight.shape, False)
+    noise = torch.randn(8, 64, own.numbers)
+    rows = own.tangents(_done(conv, x), noise)
+    assert rows.shape == (8, 64, 4, 8, 8) and 0.6 < float(rows.square().mean()) < 1  # the ridge takes a part
+    torch.testing.assert_close(own.tangents(_done(conv, scale * x), noise), rows, rtol=1e-4, atol=1e-4)
 
 
 def test_a_batch_of_zeros_gives_zeros() -> None:

@@ -7,7 +7,7 @@ there are weights, not outputs.
 The windows' entries are much alike, so white v would go mostly into a few of their directions. The gradient's variance
 with noise v = z K^T is out tr(K^-1 K^-T) tr(K^T S K) for the second moment S of the samples' gradients, which is about
 that of the windows, E[x x^T] = M: least for K K^T ~ M^(-1/2). Any K that does not depend on z gives the same mean. K is
-scaled so that the tangents of an output have the variance 1.
+scaled so that the tangents of an output have a variance of about 1, as other noise has.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ __all__ = ["OwnWeights"]
 aten = torch.ops.aten
 
 _FEWER = 4  # numbers of the output for each one of the weight, at least
-_RIDGE = 1e-2  # of the mean second moment: what is added to all of them
-_TURNS = 16  # of Newton and Schulz: enough for a ratio of 1e-6
+_RIDGE = 0.1  # of the mean second moment: what is added to all of them, more than the rounding of TF32
+_TURNS = 16  # of Newton and Schulz: enough for a ratio of 1e-5
 _WEIGHT, _BIAS = (1,), (2,)
 
 
@@ -48,7 +48,7 @@ class OwnWeights:
             return None
         *_, transposed, _, groups = settings
         found = OwnWeights(shapes[_WEIGHT], _BIAS in shapes)
-        plain = not transposed and groups == 1 and len(found.weight) == len(shape) in (3, 4)
+        plain = not transposed and groups == 1 and len(found.weight) == len(shape)
         return found if plain and _FEWER * found.numbers <= numbers else None
 
     @property
@@ -84,19 +84,21 @@ class OwnWeights:
     def _windows(self, done: Done) -> Tensor:
         """Those of the input (B, in, places), with a 1 for the bias."""
         x, weight, _, stride, padding, dilation = done.args[:6]
-        if x.ndim == 3:
-            x, weight = x.unsqueeze(2), weight.unsqueeze(2)
-            stride, padding, dilation = (1, *stride), (0, *padding), (1, *dilation)
-        windows = F.unfold(x, weight.shape[2:], dilation, padding, stride)
+        axes = range(weight.ndim - 2)
+        windows = F.pad(x, [padding[axis] for axis in reversed(axes) for _ in range(2)])
+        for axis in axes:  # views: torch's own unfold launches a kernel for each sample
+            spread = dilation[axis] * (weight.shape[axis + 2] - 1) + 1
+            windows = windows.unfold(axis + 2, spread, stride[axis])[..., :: dilation[axis]]
+        windows = windows.movedim(tuple(range(2, weight.ndim)), tuple(range(-len(axes), 0)))
+        windows = windows.reshape(len(x), weight[0].numel(), -1)
         return F.pad(windows, (0, 0, 0, 1), value=1.0) if self.bias else windows
 
     def _shape(self, windows: Tensor) -> Tensor:
         """K, a lower triangle."""
         samples, side, places = windows.shape
-        flat = windows.transpose(0, 1).reshape(side, -1).to(torch.promote_types(windows.dtype, torch.float32))
-        moment = flat @ flat.T / (samples * places)
+        moment = (windows @ windows.mT).sum(0, dtype=torch.float64) / (samples * places)
         eye = torch.eye(side, dtype=moment.dtype, device=moment.device)
-        moment = moment + (_RIDGE * moment.trace() / side + torch.finfo(moment.dtype).tiny) * eye
+        moment = moment + (_RIDGE * moment.trace() / side + torch.finfo(torch.float32).tiny) * eye
         root, inverse = _roots(moment, eye)
         return torch.linalg.cholesky_ex(inverse / root.trace())[0]
 

@@ -20,7 +20,6 @@ from torch import Tensor
 __all__ = ["away", "back", "fresh", "is_due", "refresh", "see"]
 
 _WIDEST = 1024  # inputs; more of them keep their own axes
-_TINY = 1e-30
 
 State = Mapping[str, Any]  # of a parameter
 
@@ -37,13 +36,12 @@ def fresh(leaf: Tensor) -> dict[str, Tensor]:
 
 
 def see(state: State, grad: Tensor, share: Tensor, taken: Tensor) -> None:
-    """Take a gradient into the mean, with a weight of ``share``, if the step is ``taken``. All are of equal size there."""
-    if "moment" not in state:
-        return
-    rows, moment = grad.flatten(1), state["moment"]
-    rows = rows / rows.abs().amax().clamp_min(_TINY)  # before it is squared
-    found = rows.T @ rows / rows.square().sum().clamp_min(_TINY)
-    moment.copy_(torch.where(taken, torch.lerp(moment, found, share.to(moment)), moment))
+    """Take a gradient into the mean, with a weight of ``share``, if the step is ``taken``."""
+    if "moment" in state:
+        rows, moment = grad.flatten(1), state["moment"]
+        found = rows.T @ rows
+        taken = taken & torch.isfinite(found).all()  # a finite gradient may have a square that is not
+        moment.copy_(torch.where(taken, torch.lerp(moment, found, share.to(moment)), moment))
 
 
 def is_due(measured: int) -> bool:
@@ -57,7 +55,7 @@ def is_due(measured: int) -> bool:
 
 
 def refresh(state: State) -> None:
-    """Find the axes anew."""
+    """Find the axes anew. Adam's scales stay, and are those of the new axes soon."""
     if "basis" in state:
         state["basis"].copy_(torch.linalg.eigh(state["moment"])[1])
 

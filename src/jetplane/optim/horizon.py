@@ -27,7 +27,7 @@ _THROWN = 0.1  # of the first loss: so much above the loss at the trailing mean 
 _COUNT, _RATE, _LEAD, _FIRST, _TREND = range(5)
 _PATH = ("count", "rate", "lead", "first", "trend")
 _OWN = (
-    *("every", "power", "betas", "eps", "forget", "estimate"),
+    *("every", "power", "betas", "eps", "forget", "rotate", "estimate"),
     *("_leaves", "_path", "_forgetting", "_calls", "_numbers", "_evaluating"),
 )
 
@@ -52,8 +52,9 @@ class HorizonAdam(torch.optim.Optimizer):
 
     ``step(loss_fn, *batch)``, where ``loss_fn`` returns one loss for each sample (B,). The gradient is estimated by
     ``samples`` activation tangents of each sample (:class:`jetplane.ForwardGradient`; by default 8 to 32, the more the
-    smaller the batch is beside a sample's activations), and shaped as Adam's: d. How far to go is measured: with
-    theta_H the mean of the parameters over a trailing horizon of H steps, and m = theta - theta_H,
+    smaller the batch is beside a sample's activations), and shaped as Adam's along the axes in which the entries of a
+    weight's gradient are not correlated: d (:mod:`~jetplane.optim.eigenbasis`; ``rotate=False`` keeps the entries' own
+    axes). How far to go is measured: with theta_H the mean of the parameters over a trailing horizon of H steps, and m = theta - theta_H,
 
         lead = -(m . grad f) / (m^T G m),
 
@@ -100,6 +101,7 @@ class HorizonAdam(torch.optim.Optimizer):
         every: int = 4,
         power: float = 8.0,
         forget: float = 2.0,
+        rotate: bool = True,
         seed: int = 0,
         capturable: bool = False,
         **options: Any,
@@ -118,7 +120,7 @@ class HorizonAdam(torch.optim.Optimizer):
                 raise ValueError(f"{name} is {value!r}; expected {expected}.")
         if not isinstance(every, int) or isinstance(every, bool) or every < 1:
             raise ValueError(f"every is {every!r}; expected a positive whole number of steps.")
-        self.every, self.power, self.betas, self.eps, self.forget = every, power, betas, eps, forget
+        self.every, self.power, self.betas, self.eps, self.forget, self.rotate = every, power, betas, eps, forget, rotate
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
         self._leaves = [leaf for group in self.param_groups for leaf in group["params"] if leaf.requires_grad]
         if not self._leaves:
@@ -138,7 +140,7 @@ class HorizonAdam(torch.optim.Optimizer):
                 "exp_avg_sq": zeros.clone(),
                 "trail": start.clone(),
                 "average": start.clone(),
-                **eigenbasis.fresh(leaf),
+                **(eigenbasis.fresh(leaf) if rotate else {}),
             }
 
     # -- the surface ------------------------------------------------------------------------------------------------
@@ -249,15 +251,28 @@ class HorizonAdam(torch.optim.Optimizer):
         missing = [name for name in ("path", "estimate") if name not in state_dict]
         if missing:
             raise ValueError(f"the state has no {missing[0]!r}; expected one that HorizonAdam.state_dict gave.")
-        super().load_state_dict({name: state_dict[name] for name in ("state", "param_groups")})
         path = state_dict["path"]
         missing = [name for name in ("calls", "evaluating", "slopes", *_PATH) if name not in path]
         if missing:
             raise ValueError(f"the state's path has no {missing[0]!r}; expected one that HorizonAdam.state_dict gave.")
+        self._check_axes(state_dict)
+        super().load_state_dict({name: state_dict[name] for name in ("state", "param_groups")})
         self._calls, self._evaluating = path["calls"], path["evaluating"]
         self._numbers.copy_(torch.tensor([path[name] for name in _PATH], dtype=torch.float64, device="cpu"))
         self._forgetting.slopes.copy_(torch.tensor(path["slopes"], dtype=torch.float64, device="cpu"))
         self.estimate.load_state_dict(state_dict["estimate"])
+
+    def _check_axes(self, state_dict: dict[str, Any]) -> None:
+        numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+        leaves = [leaf for group in self.param_groups for leaf in group["params"]]
+        for number, leaf in zip(numbers, leaves, strict=False):  # torch says what is wrong if there are more of one
+            saved, own = state_dict["state"].get(number, {}), self.state.get(leaf, {})
+            if ("basis" in saved) != ("basis" in own):
+                has = "axes" if "basis" in saved else "no axes"
+                raise ValueError(
+                    f"the state has {has} for parameter {number} of shape {tuple(leaf.shape)}; expected one that "
+                    f"HorizonAdam.state_dict gave, with rotate={self.rotate}."
+                )
 
     def __getstate__(self) -> dict[str, Any]:
         """For copy and pickle, which have to take the model along: torch's, and all that this optimizer adds."""
@@ -277,6 +292,8 @@ class HorizonAdam(torch.optim.Optimizer):
             mean, square = state["exp_avg"], state["exp_avg_sq"]
             mean.copy_(torch.where(taken, torch.lerp(mean, grad, 1 - first), mean))
             eigenbasis.see(state, grad, share, taken)
+            if self._calls == 0:
+                eigenbasis.refresh(state)
             turned = eigenbasis.away(state, grad)
             square.copy_(torch.where(taken, torch.lerp(square, turned * turned, 1 - second), square))
             size = square.sqrt() / scales[1].to(square) + self.eps
