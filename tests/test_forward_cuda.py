@@ -48,15 +48,17 @@ def test_signs_are_those_of_the_cpu() -> None:
     assert torch.equal(Signs(3, 9).rows(4, 1, 5, like.cuda()).cpu(), Signs(3, 9).rows(4, 1, 5, like))
 
 
-def network() -> nn.Sequential:
+def network(*norms: nn.Module) -> nn.Sequential:
+    """Without a norm, and with few weights, the first layer has its noise in each sample's own weight."""
+    first, places = (nn.Conv2d(1, 8, 3), 8 * 36) if norms else (nn.Conv2d(1, 2, 2), 2 * 49)
     return nn.Sequential(
-        *(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Flatten(), nn.Linear(8 * 9, 16), nn.GELU(), nn.Linear(16, 3)),
+        *(first, *norms, nn.ReLU(), nn.Flatten(), nn.Linear(places, 16), nn.GELU(), nn.Linear(16, 3))
     ).cuda()
 
 
-def test_a_captured_call_draws_new_numbers_at_each_replay() -> None:
-    model = network()
+@pytest.mark.parametrize("norms", [[nn.BatchNorm2d(8)], []], ids=["batch norm", "own weights"])
+def test_a_captured_call_draws_new_numbers_at_each_replay(norms: list[nn.Module]) -> None:
+    model = network(*norms)
     x, y = torch.randn(32, 1, 8, 8, device="cuda"), torch.arange(32, device="cuda") % 3
 
     def losses(x: Tensor, y: Tensor) -> Tensor:
@@ -69,7 +71,7 @@ def test_a_captured_call_draws_new_numbers_at_each_replay() -> None:
         model.zero_grad()
         plain(losses, x, y)
         wanted.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
-    counts = int(model[1].num_batches_tracked)
+    counts = [int(norm.num_batches_tracked) for norm in norms]
     model.load_state_dict(state)
 
     captured = jp.ForwardGradient(model.parameters(), samples=4, capturable=True)
@@ -87,7 +89,7 @@ def test_a_captured_call_draws_new_numbers_at_each_replay() -> None:
         graph.replay()
         found = torch.cat([p.grad.flatten() for p in model.parameters()])
         torch.testing.assert_close(found, wanted[step], rtol=1e-3, atol=1e-4)
-    assert captured.step == 4 and int(model[1].num_batches_tracked) == counts
+    assert captured.step == 4 and [int(norm.num_batches_tracked) for norm in norms] == counts
 
 
 @pytest.mark.filterwarnings("ignore:The CUDA Graph is empty:UserWarning")
