@@ -19,7 +19,8 @@ ONE, YES = torch.ones((), dtype=F64), torch.tensor(True)
 
 def seen(*shape: int, times: int = 3) -> tuple[dict[str, Tensor], list[Tensor]]:
     """The state of a weight after some gradients, and these."""
-    state, grads = eigenbasis.fresh(torch.zeros(shape, dtype=F64)), [torch.randn(shape, dtype=F64) for _ in range(times)]
+    state = eigenbasis.fresh(torch.zeros(shape, dtype=F64))
+    grads = [torch.randn(shape, dtype=F64) for _ in range(times)]
     for count, grad in enumerate(grads, 1):
         eigenbasis.see(state, grad, ONE / count, YES)
     eigenbasis.refresh(state)
@@ -38,7 +39,7 @@ def test_along_the_axes_the_entries_are_not_correlated(shape: tuple[int, ...]) -
 
 @pytest.mark.parametrize(
     "leaf",
-    [torch.zeros(5), torch.zeros(5, 1), torch.zeros(5, 0), torch.zeros(2, 1025), torch.zeros(3, 3, dtype=torch.bfloat16)],
+    [*(torch.zeros(shape) for shape in [(5,), (5, 1), (5, 0), (2, 1025)]), torch.zeros(3, 3, dtype=torch.bfloat16)],
     ids=["a vector", "one input", "none", "many inputs", "half precision"],
 )
 def test_other_parameters_keep_their_own_axes(leaf: Tensor) -> None:

@@ -19,21 +19,21 @@ def losses_of(module: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
     return lambda x, y: F.cross_entropy(module(x), y, reduction="none")
 
 
-def images(first: nn.Module, channels: int, *more: nn.Module) -> nn.Module:
+def images(first: nn.Module, *more: nn.Module) -> nn.Module:
     """A first convolution, and what makes three logits of it."""
     return nn.Sequential(first, nn.ReLU(), *more, nn.Flatten(), nn.LazyLinear(3))
 
 
 CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "images": (lambda: images(nn.Conv2d(1, 2, 3), 2), (1, 9, 9)),
-    "without bias": (lambda: images(nn.Conv2d(2, 2, (2, 3), bias=False), 2), (2, 9, 9)),
-    "stride, padding, dilation": (lambda: images(nn.Conv2d(1, 2, 3, 2, 3, 2), 2), (1, 16, 16)),
-    "pooled": (lambda: images(nn.Conv2d(1, 2, 2), 2, nn.MaxPool2d(2)), (1, 15, 15)),
-    "sequences": (lambda: images(nn.Conv1d(2, 2, 3, padding=1), 2), (2, 40)),
-    "volumes": (lambda: images(nn.Conv3d(1, 1, 2, dilation=2), 1), (1, 6, 6, 5)),
-    "weight norm": (lambda: images(weight_norm(nn.Conv2d(1, 2, 3)), 2), (1, 11, 11)),
+    "images": (lambda: images(nn.Conv2d(1, 2, 3)), (1, 11, 11)),
+    "without bias": (lambda: images(nn.Conv2d(2, 2, (2, 3), bias=False)), (2, 11, 12)),
+    "stride, padding, dilation": (lambda: images(nn.Conv2d(1, 2, 3, 2, 3, 2)), (1, 16, 16)),
+    "pooled": (lambda: images(nn.Conv2d(1, 2, 2), nn.MaxPool2d(2)), (1, 15, 15)),
+    "sequences": (lambda: images(nn.Conv1d(2, 2, 3, padding=1)), (2, 60)),
+    "volumes": (lambda: images(nn.Conv3d(1, 1, 2, dilation=2)), (1, 7, 7, 6)),
+    "weight norm": (lambda: images(weight_norm(nn.Conv2d(1, 2, 3))), (1, 11, 11)),
     "the second of two": (
-        lambda: nn.Sequential(nn.Conv2d(1, 1, 2), nn.Tanh(), images(nn.Conv2d(1, 1, 2), 1, nn.AvgPool2d(2))),
+        lambda: nn.Sequential(nn.Conv2d(1, 1, 2), nn.Tanh(), images(nn.Conv2d(1, 1, 2), nn.AvgPool2d(2))),
         (1, 9, 9),
     ),
 }
@@ -54,7 +54,7 @@ class Shared(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.out = nn.Conv2d(1, 1, 3, padding=1), nn.Linear(64, 3)
+        self.conv, self.out = nn.Conv2d(1, 1, 3, padding=1), nn.Linear(81, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.out(self.conv(self.conv(x).tanh()).tanh().flatten(1))
@@ -63,13 +63,13 @@ class Shared(nn.Module):
 def test_a_shared_weight_has_noise_of_its_own_for_each_call() -> None:
     torch.manual_seed(0)
     module = Shared().double()
-    sites = check_exact(module, losses_of(module), normal(B, 1, 8, 8), LABELS)
+    sites = check_exact(module, losses_of(module), normal(B, 1, 9, 9), LABELS)
     assert [site.shape for site in sites] == [(B, 10), (B, 10)]
 
 
 def test_samples_that_are_coupled_get_the_sum_of_all_losses() -> None:
     torch.manual_seed(0)
-    module, x = images(nn.Conv2d(1, 2, 3), 2).double(), normal(B, 1, 9, 9)
+    module, x = images(nn.Conv2d(1, 2, 3)).double(), normal(B, 1, 11, 11)
     module(x)
 
     def loss_fn(x: Tensor, y: Tensor) -> Tensor:
@@ -84,15 +84,15 @@ def test_samples_that_are_coupled_get_the_sum_of_all_losses() -> None:
     "first, shape",
     [
         (nn.Conv2d(2, 4, 3, groups=2), (2, 12, 12)),
-        (nn.ConvTranspose2d(1, 2, 3), (1, 9, 9)),
-        (nn.Sequential(nn.Conv2d(1, 2, 3), nn.GroupNorm(1, 2)), (1, 9, 9)),
-        (nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)), (1, 9, 9)),
+        (nn.ConvTranspose2d(1, 2, 3), (1, 12, 12)),
+        (nn.Sequential(nn.Conv2d(1, 2, 3), nn.GroupNorm(1, 2)), (1, 12, 12)),
+        (nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)), (1, 12, 12)),
         (nn.Conv2d(1, 8, 3), (1, 7, 7)),  # 200 numbers, 80 of them the weight's
     ],
     ids=["groups", "transposed", "group norm", "batch norm", "few outputs"],
 )
 def test_other_layers_keep_the_noise_behind_them(first: nn.Module, shape: tuple[int, ...]) -> None:
-    module, x = images(first, 2), torch.randn(B, *shape)
+    module, x = images(first), torch.randn(B, *shape)
     module(x)
     sites = jp.ForwardGradient(module.parameters()).sites(losses_of(module), x, LABELS)
     assert sites and all(site.own is None for site in sites)
@@ -121,7 +121,7 @@ def test_a_batch_of_zeros_gives_zeros() -> None:
 def test_it_is_less_noisy_than_noise_at_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows that are much alike, as those of images are."""
     torch.manual_seed(0)
-    module = images(nn.Conv2d(1, 4, 3), 4)
+    module = images(nn.Conv2d(1, 4, 3))
     x = torch.randn(64, 1, 1, 1) + F.interpolate(torch.randn(64, 1, 4, 4), size=16, mode="bilinear")
     y = torch.randint(3, (64,))
     module(x)

@@ -1,8 +1,8 @@
 r"""Noise in each sample's own copy of a convolution's weight, where that has far fewer numbers than the output.
 
-A tangent v of the weight (out, in), drawn for each sample by itself, makes the tangent v x_p of the output at every place
-p, with the window x_p of the input (and a 1 for the bias). s_b v_b is then the sample's gradient in the mean, as noisy as
-there are weights, not outputs.
+A tangent v of the weight (out, in), drawn for each sample by itself, makes the tangent v x_p of the output at every
+place p, with the window x_p of the input (and a 1 for the bias). s_b v_b is then the sample's gradient in the mean, as
+noisy as there are weights, not outputs.
 
 The windows' entries are much alike, so white v would go mostly into a few of their directions. The gradient's variance
 with noise v = z K^T is out tr(K^-1 K^-T) tr(K^T S K) for the second moment S of the samples' gradients, which is about
@@ -26,7 +26,7 @@ __all__ = ["OwnWeights"]
 
 aten = torch.ops.aten
 
-_FEWER = 4  # numbers of the output for each one of the weight, at least
+_FEWER = 8  # numbers of the output for each one of the weight, at least
 _RIDGE = 0.1  # of the mean second moment: what is added to all of them, more than the rounding of TF32
 _TURNS = 16  # of Newton and Schulz: enough for a ratio of 1e-5
 _WEIGHT, _BIAS = (1,), (2,)
@@ -41,7 +41,7 @@ class OwnWeights:
 
     @staticmethod
     def of(key: tuple[Any, ...], shape: torch.Size, numbers: float) -> OwnWeights | None:
-        """For an operation with this signature and output, and so many numbers of a sample's noise otherwise; or None."""
+        """For an operation with this signature and output, and else so many numbers of a sample's noise; or None."""
         func, _, parameters, settings = key[:4]
         shapes: dict[Path, torch.Size] = {path: size for path, size, *_ in parameters}
         if func is not aten.convolution.default or not {_WEIGHT} <= shapes.keys() <= {_WEIGHT, _BIAS}:
@@ -104,7 +104,7 @@ class OwnWeights:
 
 
 def _roots(matrix: Tensor, eye: Tensor) -> tuple[Tensor, Tensor]:
-    """Square root and its inverse of a positive matrix, by Newton and Schulz: products alone, which a graph can hold."""
+    """Square root and its inverse of a positive matrix, by Newton and Schulz: products alone, as a graph needs."""
     size = matrix.trace()
     root, inverse = matrix / size, eye
     for _ in range(_TURNS):

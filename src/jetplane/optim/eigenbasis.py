@@ -1,8 +1,8 @@
 r"""The axes of a weight's gradient along which its entries are not correlated: where Adam's scales mean most.
 
 The gradient of a weight (out, in) is a sum over samples of derivatives at the layer's output times the layer's input.
-The noise of a forward gradient is in the derivatives, and much the same for all outputs, so in the weight's gradient its
-covariance is that of the inputs, whose entries are far from uncorrelated: most of the noise lies along a few
+The noise of a forward gradient is in the derivatives, and much the same for all outputs, so in the weight's gradient
+its covariance is that of the inputs, whose entries are far from uncorrelated: most of the noise lies along a few
 directions. Scales for single entries cannot tell these from the others. Along the eigenvectors of E[G^T G] they can,
 and what has little noise is not held back by what has much. It is SOAP's rotation [1]_, of the inputs' side alone.
 

@@ -54,7 +54,8 @@ class HorizonAdam(torch.optim.Optimizer):
     ``samples`` activation tangents of each sample (:class:`jetplane.ForwardGradient`; by default 8 to 32, the more the
     smaller the batch is beside a sample's activations), and shaped as Adam's along the axes in which the entries of a
     weight's gradient are not correlated: d (:mod:`~jetplane.optim.eigenbasis`; ``rotate=False`` keeps the entries' own
-    axes). How far to go is measured: with theta_H the mean of the parameters over a trailing horizon of H steps, and m = theta - theta_H,
+    axes). How far to go is measured: with theta_H the mean of the parameters over a trailing horizon of H steps, and
+    m = theta - theta_H,
 
         lead = -(m . grad f) / (m^T G m),
 
@@ -120,7 +121,8 @@ class HorizonAdam(torch.optim.Optimizer):
                 raise ValueError(f"{name} is {value!r}; expected {expected}.")
         if not isinstance(every, int) or isinstance(every, bool) or every < 1:
             raise ValueError(f"every is {every!r}; expected a positive whole number of steps.")
-        self.every, self.power, self.betas, self.eps, self.forget, self.rotate = every, power, betas, eps, forget, rotate
+        self.every, self.power, self.betas, self.eps = every, power, betas, eps
+        self.forget, self.rotate = forget, rotate
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
         self._leaves = [leaf for group in self.param_groups for leaf in group["params"] if leaf.requires_grad]
         if not self._leaves:
