@@ -17,7 +17,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: setup  ## train a CNN on embedded digits with seven methods, forward-only first, write runs/demo/report.html
+demo: setup  ## train a CNN on embedded digits with six methods, forward-only first, write runs/demo/report.html
 	$(BIN)/jetplane demo --out runs/demo
 
 test: setup  ## run all tests and the examples in docstrings

@@ -19,7 +19,7 @@ ONE, YES = torch.ones((), dtype=F64), torch.tensor(True)
 
 def seen(*shape: int, times: int = 3) -> tuple[dict[str, Tensor], list[Tensor]]:
     """The state of a weight after some gradients, and these."""
-    state = eigenbasis.fresh(torch.zeros(shape, dtype=F64))
+    state = {"exp_avg": torch.zeros(shape, dtype=F64), **eigenbasis.fresh(torch.zeros(shape, dtype=F64))}
     grads = [torch.randn(shape, dtype=F64) for _ in range(times)]
     for count, grad in enumerate(grads, 1):
         eigenbasis.see(state, grad, ONE / count, YES)
@@ -35,6 +35,16 @@ def test_along_the_axes_the_entries_are_not_correlated(shape: tuple[int, ...]) -
     torch.testing.assert_close(products, products.diag().diag(), rtol=0, atol=1e-10)
     torch.testing.assert_close(eigenbasis.back(state, eigenbasis.away(state, grads[0])), grads[0])
     assert eigenbasis.away(state, grads[0]).shape == shape
+
+
+def test_the_mean_is_turned_to_new_axes() -> None:
+    state, grads = seen(6, 4)
+    state["exp_avg"].copy_(eigenbasis.away(state, grads[0]))
+    before = state["basis"].clone()
+    eigenbasis.see(state, torch.randn(6, 4, dtype=F64), ONE / 2, YES)
+    eigenbasis.refresh(state)
+    assert float((state["basis"] - before).abs().max()) > 0.1
+    torch.testing.assert_close(eigenbasis.back(state, state["exp_avg"]), grads[0])
 
 
 @pytest.mark.parametrize(

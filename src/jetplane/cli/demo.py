@@ -33,7 +33,6 @@ _RUNS = (
     Config(model="cnn", method="gauss-newton", k=64),
     Config(model="cnn", method="fgd", lr=1e-3, clip=_CLIP),
     Config(model="cnn", method="fomoh", lr=0.5, clip=_CLIP),
-    Config(model="cnn", method="fomoh-kd", k=2, lr=0.5, clip=_CLIP),
     Config(model="cnn", method="fomoh-kd", k=3, lr=0.5, clip=_CLIP),
     Config(model="cnn", method="backprop", lr=0.05),
 )
@@ -47,7 +46,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         "demo",
         help="forward-only training, curvature and the Rosenbrock function, in three minutes",
         description="Train a CNN on 6,000 digits with forward passes alone, by HorizonAdam, by Gauss-Newton search and "
-        "by the paper's FGD, FoMoH, FoMoH-2D and FoMoH-3D, and with backprop beside them; compare the curvature of "
+        "by the paper's FGD, FoMoH and FoMoH-3D, and with backprop beside them; compare the curvature of "
         "small unmodified networks with double backward; minimise the Rosenbrock function with every method; and "
         "write a report. Needs no network, and takes less than three minutes on two cores. What an earlier demo left "
         "in the folder is "
@@ -108,7 +107,7 @@ def train(out: Path, epochs: int) -> None:
     print(
         "\nA pass is a plain forward pass of the same batch, by counted operations. One seed and a few hundred steps:"
     )
-    print("the order of neighbours, such as FoMoH-2D and FoMoH-3D, changes with batch size and seed.")
+    print("the order of neighbours, such as FGD and FoMoH, changes with batch size and seed.")
 
 
 def _clear(folder: Path, config: Config) -> None:

@@ -55,9 +55,11 @@ def is_due(measured: int) -> bool:
 
 
 def refresh(state: State) -> None:
-    """Find the axes anew. Adam's scales stay, and are those of the new axes soon."""
+    """Find the axes anew, and turn Adam's mean to them. Adam's scales stay, and are those of the new axes soon."""
     if "basis" in state:
+        mean = back(state, state["exp_avg"])
         state["basis"].copy_(torch.linalg.eigh(state["moment"])[1])
+        state["exp_avg"].copy_(away(state, mean))
 
 
 def away(state: State, values: Tensor) -> Tensor:

@@ -291,15 +291,14 @@ class HorizonAdam(torch.optim.Optimizer):
         directions, share = [], 1 / self._horizon()
         for leaf, grad in zip(self._leaves, grads, strict=True):
             state = self.state[leaf]
-            mean, square = state["exp_avg"], state["exp_avg_sq"]
-            mean.copy_(torch.where(taken, torch.lerp(mean, grad, 1 - first), mean))
             eigenbasis.see(state, grad, share, taken)
             if self._calls == 0:
                 eigenbasis.refresh(state)
-            turned = eigenbasis.away(state, grad)
+            mean, square, turned = state["exp_avg"], state["exp_avg_sq"], eigenbasis.away(state, grad)
+            mean.copy_(torch.where(taken, torch.lerp(mean, turned, 1 - first), mean))
             square.copy_(torch.where(taken, torch.lerp(square, turned * turned, 1 - second), square))
             size = square.sqrt() / scales[1].to(square) + self.eps
-            directions.append(eigenbasis.back(state, -(eigenbasis.away(state, mean) / scales[0].to(mean)) / size))
+            directions.append(eigenbasis.back(state, -(mean / scales[0].to(mean)) / size))
         return directions
 
     def _look_back(self, losses: Callable[[], Tensor], capturing: bool) -> Along:
