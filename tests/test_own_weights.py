@@ -118,6 +118,28 @@ def test_a_batch_of_zeros_gives_zeros() -> None:
     assert gradient.isfinite().all()
 
 
+@pytest.mark.parametrize("cast", [False, True], ids=["half precision", "autocast"])
+def test_in_half_precision_it_is_the_gradient_in_the_mean(cast: bool) -> None:
+    torch.manual_seed(0)
+    module, x = images(nn.Conv2d(1, 2, 3)), torch.randn(16, 1, 12, 12)
+    module(x)
+    if not cast:
+        module, x = module.bfloat16(), x.bfloat16()
+
+    def loss_fn(x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=cast):
+            return F.cross_entropy(module(x).float(), torch.arange(16) % 3, reduction="none")
+
+    loss_fn(x).mean().backward()
+    exact = module[0].weight.grad.float().flatten()
+    module.zero_grad()
+    estimate = jp.ForwardGradient(module.parameters(), samples=512)
+    assert estimate.sites(loss_fn, x)[0].own is not None
+    estimate(loss_fn, x)
+    found = module[0].weight.grad.float().flatten()
+    assert float((found - exact).norm() / exact.norm()) < 0.3  # of the noise: sqrt(20 / 512) of a sample's
+
+
 def test_it_is_less_noisy_than_noise_at_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows that are much alike, as those of images are."""
     torch.manual_seed(0)
