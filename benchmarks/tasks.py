@@ -5,7 +5,7 @@
 Backprop has a cosine schedule and the best one of several learning rates, chosen on the very scores that are shown: a
 rival that is flattered. HorizonAdam has no learning rate and no schedule, runs once with its defaults, under
 `jetplane.forward_only()`, and is evaluated at its averaged parameters. The rate of backprop is chosen with the first
-seed.
+seed. On CUDA the steps of HorizonAdam are replayed as graphs.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ from torch.optim.swa_utils import update_bn
 
 import jetplane as jp
 from jetplane.experiments import data
+from jetplane.experiments.training.forward import Horizon
 from jetplane.optim import HorizonAdam
 
 RATES = (1e-3, 3e-3, 1e-2, 3e-2)  # of backprop
+_CHUNK = 100  # steps whose batches are gathered at once
 
 
 class Task(NamedTuple):
@@ -174,7 +176,7 @@ class Transformer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Logits."""
         h = self.words(x) + self.place
-        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1]) if self.causal else None
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], x.device) if self.causal else None
         for layer in self.layers:
             h = layer(h, src_mask=mask, is_causal=self.causal)
         h = self.norm(h)
@@ -194,6 +196,18 @@ def echoes(split: int, length: int = 12, words: int = 8, later: int = 3) -> tupl
     generator = torch.Generator().manual_seed(split)
     x = torch.randint(words, ((4000, 1000)[split], length), generator=generator)
     return x, torch.cat([torch.zeros_like(x[:, :later]), x[:, :-later]], 1)
+
+
+_CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))  # others are left out
+
+
+def source(split: int, length: int = 32) -> tuple[Tensor, Tensor]:
+    """The characters of this package, in windows: a tenth of its modules is for the score."""
+    files = enumerate(sorted(Path(jp.__file__).parent.rglob("*.py")))
+    text = "".join(file.read_text() for place, file in files if (place % 10 == 0) == bool(split))
+    numbers = torch.tensor([_CHARACTERS.index(one) for one in text if one in _CHARACTERS])
+    windows = numbers[: (len(numbers) - 1) // length * length].reshape(-1, length)
+    return windows, numbers[1 : windows.numel() + 1].reshape(-1, length)
 
 
 class Recurrent(nn.Module):
@@ -256,6 +270,15 @@ TASKS = {
         128,
         600,
     ),
+    "characters, transformer": Task(
+        partial(Transformer, len(_CHARACTERS), 32, len(_CHARACTERS), causal=True, width=48),
+        source,
+        _token_nll,
+        lambda out, y: F.cross_entropy(out.transpose(1, 2), y),
+        "cross-entropy error",
+        64,
+        600,
+    ),
     "counted words, bidirectional encoder": Task(
         partial(Transformer, 8, 12, 5, causal=False), counts, _nll, _hits, "accuracy", 128, 600
     ),
@@ -271,39 +294,45 @@ TASKS = {
 }
 
 
-def train(task: Task, rate: float | None, steps: int, seed: int = 0, samples: int | None = None) -> dict[str, Any]:
+def train(
+    task: Task, rate: float | None, steps: int, seed: int = 0, samples: int | None = None, device: str = "cpu"
+) -> dict[str, Any]:
     """Train with backprop at ``rate``, or with HorizonAdam and that many tangents of a sample."""
     torch.manual_seed(seed)
-    model = task.model()
-    (x, y), held = task.samples(0), task.samples(1)
+    model = task.model().to(device)
+    (x, y), held = ([part.to(device) for part in task.samples(split)] for split in (0, 1))
     order = torch.Generator().manual_seed(seed + 1)
 
     def losses(x: Tensor, y: Tensor) -> Tensor:
         return task.losses(model(x), y)
 
-    horizon = HorizonAdam(model.parameters(), samples, seed=seed)
+    horizon = HorizonAdam(model.parameters(), samples, seed=seed, capturable=x.is_cuda)
+    replayed = Horizon(horizon)
     adam = torch.optim.Adam(model.parameters(), 1.0 if rate is None else rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, steps)
     began = time.perf_counter()
-    for _ in range(steps):
-        batch = torch.randint(len(x), (task.batch,), generator=order)
+    for start in range(0, steps, _CHUNK):
+        count = min(_CHUNK, steps - start)
+        batches = torch.stack([torch.randint(len(x), (task.batch,), generator=order) for _ in range(count)])
         if rate is None:
             with jp.forward_only():
-                horizon.step(losses, x[batch], y[batch])
+                replayed.steps(losses, x[batches], y[batches])
         else:
-            adam.zero_grad()
-            losses(x[batch], y[batch]).mean().backward()
-            adam.step()
-            schedule.step()
+            for batch in batches:
+                adam.zero_grad()
+                losses(x[batch], y[batch]).mean().backward()
+                adam.step()
+                schedule.step()
+    rate = rate if rate is not None else float(horizon.report.rate)
     seconds = time.perf_counter() - began
-    if rate is None:
+    if not adam.state:
         horizon.eval()
         update_bn(x.split(500), model)  # statistics of the averaged parameters, by forward passes
     model.eval()
     with torch.no_grad():
         out = model(held[0])
         found = {"loss": float(task.losses(out, held[1]).mean()), "score": float(task.score(out, held[1]))}
-    return {"rate": rate if rate is not None else float(horizon.report.rate), **found, "seconds": round(seconds, 1)}
+    return {"rate": rate, **found, "seconds": round(seconds, 1)}
 
 
 def main() -> None:
@@ -313,6 +342,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="(default: each task's own)")
     parser.add_argument("--samples", type=int, metavar="J", help="tangents, of HorizonAdam (default: its own)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1], metavar="N", help="(default: 0 1)")
+    parser.add_argument("--device", default="cpu", help="(default: cpu)")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     results: list[dict[str, Any]] = []
@@ -320,17 +350,19 @@ def main() -> None:
         task = TASKS[name]
         steps = options.steps or task.steps
         first, *further = options.seeds
-        backprop = [train(task, rate, steps, first) for rate in RATES]
+        go = partial(train, task, steps=steps, device=options.device)
+        backprop = [go(rate=rate, seed=first) for rate in RATES]
         best = (min if "error" in task.unit else max)(backprop, key=lambda one: one["score"])
         row = {"task": name, "unit": task.unit, "batch": task.batch, "steps": steps, "seeds": options.seeds}
         row["samples"] = options.samples  # None: HorizonAdam's own
-        row["horizon"] = [train(task, None, steps, seed, options.samples) for seed in options.seeds]
-        row["backprop"] = [best, *(train(task, best["rate"], steps, seed) for seed in further)]
+        row["horizon"] = [go(rate=None, seed=seed, samples=options.samples) for seed in options.seeds]
+        row["backprop"] = [best, *(go(rate=best["rate"], seed=seed) for seed in further)]
         results.append(row | {"backprop, every rate": backprop})
         print(name, {key: results[-1][key] for key in ("horizon", "backprop")}, flush=True)
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     environment = {"torch": torch.__version__, "jetplane": jp.__version__, "commit": commit}
-    environment |= {"device": platform.machine() + " CPU", "threads": torch.get_num_threads()}
+    name = torch.cuda.get_device_name() if "cuda" in options.device else platform.machine() + " CPU"
+    environment |= {"device": name, "threads": torch.get_num_threads()}
     if options.out:
         with tempfile.NamedTemporaryFile("w", dir=options.out.parent, delete=False) as file:
             json.dump({"environment": environment, "results": results}, file, indent=1)

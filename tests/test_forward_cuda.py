@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -51,14 +53,23 @@ def test_signs_are_those_of_the_cpu() -> None:
 def network(*norms: nn.Module) -> nn.Sequential:
     """Without a norm, and with few weights, the first layer has its noise in each sample's own weight."""
     first, places = (nn.Conv2d(1, 8, 3), 8 * 36) if norms else (nn.Conv2d(1, 2, 2), 2 * 49)
-    return nn.Sequential(
-        *(first, *norms, nn.ReLU(), nn.Flatten(), nn.Linear(places, 16), nn.GELU(), nn.Linear(16, 3))
-    ).cuda()
+    return nn.Sequential(first, *norms, nn.ReLU(), nn.Flatten(), nn.Linear(places, 16), nn.GELU(), nn.Linear(16, 3))
 
 
-@pytest.mark.parametrize("norms", [[nn.BatchNorm2d(8)], []], ids=["batch norm", "own weights"])
-def test_a_captured_call_draws_new_numbers_at_each_replay(norms: list[nn.Module]) -> None:
-    model = network(*norms)
+def transformer() -> nn.Sequential:
+    """Reads the rows of an image. Its attention is an operation that could have dropout."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, activation="gelu", batch_first=True, norm_first=True)
+    return nn.Sequential(nn.Flatten(1, 2), layer, nn.Flatten(), nn.Linear(64, 3))
+
+
+@pytest.mark.parametrize(
+    "build",
+    [lambda: network(nn.BatchNorm2d(8)), network, transformer],
+    ids=["batch norm", "own weights", "transformer"],
+)
+def test_a_captured_call_draws_new_numbers_at_each_replay(build: Callable[[], nn.Sequential]) -> None:
+    model = build().cuda()
+    norms = [module for module in model if isinstance(module, nn.BatchNorm2d)]
     x, y = torch.randn(32, 1, 8, 8, device="cuda"), torch.arange(32, device="cuda") % 3
 
     def losses(x: Tensor, y: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from torch import Tensor
 from ..errors import BackwardPass, CaptureFailed
 from . import _torch
 from .agreement import compare
+from .draws import draws
 from .fusion import fused
 
 __all__ = [
@@ -78,11 +79,7 @@ class Graph:
     @property
     def random(self) -> bool:
         """Whether the program draws random numbers."""
-        tag = torch.Tag.nondeterministic_seeded
-        return any(
-            getattr(node.target, "__name__", "") in _RANDOM or tag in getattr(node.target, "tags", ())
-            for node in self._module.graph.nodes
-        )
+        return any(draws(node.target, node.args, node.kwargs) for node in self._module.graph.nodes)
 
     @property
     def asking(self) -> str | None:
@@ -99,14 +96,6 @@ class Graph:
 def _is_users(target: Any) -> bool:
     """Whether a graph calls a function that is not torch's: another one may have its name."""
     return isinstance(target, types.FunctionType) and str(target.__module__).split(".")[0] != "torch"
-
-
-_RANDOM = {
-    *("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout", "rrelu"),
-    *("rand", "randn", "rand_like", "randn_like", "randint", "randint_like", "randperm", "normal", "bernoulli"),
-    *("multinomial", "poisson", "gumbel_softmax", "normal_", "uniform_", "bernoulli_", "random_", "exponential_"),
-    "scaled_dot_product_attention",
-}
 
 
 class Captured:

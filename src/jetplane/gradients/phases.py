@@ -138,7 +138,7 @@ class _Follower:
                     "formed; expected an operation that does not write in place there."
                 )
 
-    def seen(self, func: Any) -> None:
+    def seen(self, func: Any, args: Any, kwargs: Any) -> None:
         """The next operation begins. Torch counts a write after the one that makes it has returned: so only now."""
         if self._new is not None and self._new in self._held:
             tensors = self._held[self._new][1]

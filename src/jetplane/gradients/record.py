@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..ad import _torch
+from ..ad.draws import draws
 from ..ad.locate import call_site
 from ..ad.registry import plan as engine_plan
 from ..errors import UnsupportedProgram
@@ -17,7 +18,7 @@ from . import batch_norm, local, pullback
 from .build import Builder
 from .parameters import Parameters
 from .plan import Node, Plan, signature
-from .watch import Path, Visit, WatchMode, is_random, outputs
+from .watch import Path, Visit, WatchMode, outputs
 from .writes import Writes
 
 __all__ = ["Graph", "Recorder"]
@@ -103,7 +104,7 @@ class Recorder:
         self.graph.enter(node, variable)
 
     def parametrised(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        if is_random(func):
+        if draws(func, args, kwargs):
             raise UnsupportedProgram(
                 f"{call_site(str(func))} draws random numbers for a function of parameters alone, which cannot be "
                 "differentiated again; expected them to be drawn by an operation of their own."
@@ -120,8 +121,8 @@ class Recorder:
     def wrote(self, tensor: Tensor) -> None:
         self.graph.wrote(tensor)
 
-    def seen(self, func: Any) -> None:
-        self.random = self.random or is_random(func)
+    def seen(self, func: Any, args: Any, kwargs: Any) -> None:
+        self.random = self.random or draws(func, args, kwargs)
 
     def is_parameter(self, tensor: Tensor) -> bool:
         """Whether ``tensor`` is made of parameters alone."""

@@ -33,7 +33,6 @@ __all__ = [
     "at",
     "functional",
     "is_elementwise",
-    "is_random",
     "outputs",
     "replaced",
     "written",
@@ -67,7 +66,7 @@ class Phase(Protocol):
     def parametrised(self, func: Any, args: Any, kwargs: Any, out: Any) -> None: ...
     def same(self, tensor: Tensor, other: Tensor) -> None: ...
     def wrote(self, tensor: Tensor) -> None: ...
-    def seen(self, func: Any) -> None: ...
+    def seen(self, func: Any, args: Any, kwargs: Any) -> None: ...
 
 
 class WatchMode(JetMode):
@@ -124,7 +123,7 @@ class WatchMode(JetMode):
         kwargs = kwargs or {}
         if self._quiet:
             return super().__torch_dispatch__(func, types, args, kwargs)
-        self._phase.seen(func)
+        self._phase.seen(func, args, kwargs)
         if self.frozen:
             return self._constant(func, args, kwargs)
         given = _tensors(args, kwargs)
@@ -309,12 +308,7 @@ def functional(func: Any) -> Any:
 
 def is_elementwise(func: Any) -> bool:
     """Whether each entry of the result depends on one entry of each argument, and on nothing drawn at random."""
-    return plan(func).family == "elementwise" and not is_random(func)
-
-
-def is_random(func: Any) -> bool:
-    """Whether the operation draws random numbers."""
-    return torch.Tag.nondeterministic_seeded in func.tags
+    return plan(func).family == "elementwise" and torch.Tag.nondeterministic_seeded not in func.tags
 
 
 def outputs(out: Any) -> list[Tensor]:
