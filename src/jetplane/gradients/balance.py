@@ -10,9 +10,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["lengths", "unpredicted"]
+from .plan import Site
+
+__all__ = ["lengths", "sizes", "unpredicted"]
 
 _LEAST = 1e-3  # of all that is not predicted, for a site: less cannot be told from nothing
+_SHORTEST = 0.01  # noise of a token, in units of its site's
 
 
 def lengths(unexplained: Tensor) -> Tensor:
@@ -29,6 +32,20 @@ def lengths(unexplained: Tensor) -> Tensor:
     shares = torch.where(total > 0, parts / total, 1.0).clamp_min(_LEAST)
     logs = shares.log() / -4
     return (logs - logs.mean()).exp()
+
+
+def sizes(site: Site, activation: Tensor) -> Tensor | None:
+    """How long the noise of each token is, beside the others' of its site; None for the same everywhere.
+
+    In front of a norm a token's derivative goes with the inverse of its own length, so noise in proportion to it does
+    as much in all of them: else a few short tokens, empty patches of an image or a class token that starts at zero,
+    would make most of what the scalars hold.
+    """
+    if not site.normed:
+        return None
+    wide = activation.to(torch.promote_types(activation.dtype, torch.float32))
+    square = wide.square().mean(-1, keepdim=True)
+    return (square / square.mean()).nan_to_num(nan=1.0).clamp_min(_SHORTEST**2).sqrt().to(activation.dtype)
 
 
 def unpredicted(found: Tensor, numbers: Tensor, active: Tensor) -> Tensor:

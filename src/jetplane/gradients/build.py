@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from . import local, pullback
+from .liveness import live_entries
 from .own_weights import OwnWeights
 from .plan import Group, Link, Node, Plan, Site, Spread, Tail
 from .pullback import Local
@@ -20,6 +21,7 @@ __all__ = ["Builder"]
 
 _FARTHEST = 64  # operations between a layer and its site
 _WIDEST = 10_000  # operations between a layer and all of several sites
+_NORMS = {torch.ops.aten.native_layer_norm, torch.ops.aten._fused_rms_norm}
 
 Links = set[tuple[int, Link]]  # a node, and an argument of it
 
@@ -29,6 +31,7 @@ class _Cut(NamedTuple):
 
     node: Node
     links: Links
+    numbers: float  # of the node's result, those that come from the layer
 
 
 class Builder:
@@ -42,6 +45,7 @@ class Builder:
         self._live: set[int] = set()
         self._trace()
         self._exact = self._find_exact() if self._known_loss else set()
+        self._entries_read = live_entries(nodes, self._readers, self._losses)
         self._exact_calls: set[int] = set()
 
     def _trace(self) -> None:
@@ -130,7 +134,7 @@ class Builder:
                 taken = set(owners.values()) - {node.number}
                 del owners[node.number]
                 cuts = [cut for cut in self._cuts(node, weights=True) if cut.node.number in taken]
-                ends[node.number] = self._settle([*cuts[:1], _Cut(node, set())], owners)
+                ends[node.number] = self._settle([*cuts[:1], _Cut(node, set(), node.shape.numel())], owners)
         sites: dict[int, Links] = defaultdict(set)
         for cut in ends.values():
             sites[cut.node.number] |= cut.links
@@ -149,7 +153,7 @@ class Builder:
         """Where noise may enter, best first: as far as there are no more numbers than at any place before."""
         kept: list[_Cut] = []
         for cut in self._cuts(node):
-            if not kept or cut.node.shape.numel() <= min(one.node.shape.numel() for one in kept):
+            if not kept or cut.numbers <= min(one.numbers for one in kept):
                 kept.append(cut)
         while self._is_neutral(kept[-1]):
             kept.pop()
@@ -166,7 +170,8 @@ class Builder:
 
         With ``weights`` also through the products of layers that read nothing but what ``start`` has made.
         """
-        cuts, links = [_Cut(start, set())], set[tuple[int, Link]]()
+        cuts, links = [_Cut(start, set(), start.shape.numel())], set[tuple[int, Link]]()
+        shares = {start.values[0]: 1.0}  # of a value's entries, the part that comes from start
         inside = {start.values[0]: Link((), start.number, 0)}  # values, and where they come from
         plain = {start.values[0]}  # those that are as start has made them
         passed = {start.number}
@@ -192,12 +197,17 @@ class Builder:
             passed.add(node.number)
             links |= {(node.number, inside[value]._replace(path=path)) for path, value in entering if path is not None}
             made = {value: Link((), node.number, output) for output, value in enumerate(node.values)}
+            share = max(shares[value] for _, value in entering)
+            if node.func is torch.ops.aten.cat.default:
+                given = {path: shape.numel() for path, shape, *_ in node.key[1]}
+                share = sum(shares[value] * given[path] for path, value in entering) / node.shape.numel()
+            shares |= dict.fromkeys(node.values, share)
             inside |= made if several else {node.values[0]: made[node.values[0]]}
             if len(entering) == 1 and entering[0][1] in plain and found[0] is not None and found[0].neutral:
                 plain.add(node.values[0])
             left = {value for value in inside if any(reader not in passed for reader, _ in self._readers[value])}
             if left == {node.values[0]} and not several:
-                cuts.append(_Cut(node, set(links)))
+                cuts.append(_Cut(node, set(links), node.shape.numel() * share))
         return cuts
 
     def _scales_exact(self, node: Node) -> bool:
@@ -286,8 +296,24 @@ class Builder:
             own = OwnWeights.of(layer.key, layer.shape, last.shape.numel() / samples)
             if own is not None:
                 group, shape = self._group((layer.number,), ()), torch.Size([samples, own.numbers])
-                return Site(number, group, shape, layer.device, places, own)
-        return Site(number, self._group(members, links), last.shape, last.device, places)
+                return Site(number, group, shape, layer.device, places, own, numbers=shape.numel())
+        site = Site(number, self._group(members, links), last.shape, last.device, places, numbers=last.shape.numel())
+        if not any(self._nodes[n].batch for n in members):  # noise behind a batch norm tells its statistics apart
+            live, site.normed = self._entries_read.get(last.values[0]), self._is_normed(last)
+            if live is not None:
+                site.numbers, site.live = int(live.expand(last.shape).sum()), live.to(last.device)
+        return site
+
+    def _is_normed(self, node: Node) -> bool:
+        """Whether a norm of the last axis reads what a node has made, as it is."""
+        for number, path in self._readers[node.values[0]]:
+            reader, found = self._nodes[number], self._found(number, path)
+            if reader.func.overloadpacket in _NORMS and path == (0,) and list(reader.key[3][1]) == [*node.shape[-1:]]:
+                return True
+            moved = found is not None and found.neutral and reader.shape[-1:] == node.shape[-1:]
+            if moved and self._only_first(reader) and self._is_normed(reader):
+                return True
+        return False
 
     def _exact_group(self, calls: list[int]) -> Group:
         members: set[int] = set(calls)

@@ -14,12 +14,14 @@ from ..ad.registry import Kind
 from ..ad.registry import plan as engine_plan
 from ..errors import UnsupportedProgram
 from . import local, pullback
+from .balance import sizes
 from .done import Done
 from .layout import Grid
 from .noise import Noise
 from .parameters import Gradients
 from .plan import Changed, Group, Plan, Site, signature
 from .prediction import Prediction
+from .pullback import both
 from .readout import Readout
 from .statistics import Statistics
 from .watch import Path, Visit, WatchMode, at, functional, replaced, written
@@ -194,11 +196,12 @@ class Injector(_Follower):
             rows = self._rows(site, _noisy(site, done))
             if norms:
                 self._read(site, norms, rows)
+            if rows is not None:
+                length = None if self._prediction is None else self._prediction.length(site)
+                shape = (both(alive, _live(site)), sizes(site, done.result)) if self._masked else ()
+                rows = _times(rows, length, *shape)
             if rows is not None and self._prediction is not None:
-                rows = _times(rows, self._prediction.length(site), alive)
                 self._prediction.carry(site, rows)
-            elif rows is not None:
-                rows = _times(rows, alive)
             if rows is not None and site.own is not None:
                 rows = site.own.tangents(done, rows)
         if rows is not None:
@@ -294,7 +297,7 @@ class Collector(_Follower):
         with mode.above():
             alive = self._mask(site.group, number, done) if learns else None
             if number == site.end:
-                delta = self._delta(site, _noisy(site, done), alive)
+                delta = self._delta(site, _noisy(site, done), both(alive, _live(site)))
                 if site.own is None:
                     self._collect(site.group, _at_end(site.group, delta))
                 else:
@@ -332,6 +335,9 @@ class Collector(_Follower):
         if missing is not None:
             numbers = numbers + (missing.sum(1, keepdim=True) if site.layout is None else missing).unsqueeze(2)
         total: Tensor | None = None
+        size = sizes(site, activation)
+        if size is not None:
+            alive = size.expand(site.shape) if alive is None else alive * size
         for start in range(0, len(numbers), self._chunk):
             some = numbers[start : start + self._chunk]
             rows = self._noise.rows(site.number, start, start + len(some), activation)
@@ -340,17 +346,23 @@ class Collector(_Follower):
             if prediction is not None:
                 prediction.learn(site, rows, alive, start)
         assert total is not None
-        if prediction is None:
-            return total
-        prediction.weigh(site, total, numbers, alive)
-        length = prediction.length(site)
-        assert known is not None and length is not None
-        return known + total / length.to(total.dtype)
+        if prediction is not None:
+            prediction.weigh(site, total, numbers, alive)
+            length = prediction.length(site)
+            assert known is not None and length is not None
+            total = known + _over(total, length, size)
+        else:
+            total = _over(total, size)
+        return _times(total, site.live)
 
 
 def _noisy(site: Site, done: Done) -> Tensor:
     """What the noise of a site is added to, or a tensor of its shape: the activation, or each sample's own weight."""
     return done.result if site.own is None else site.own.like(done)
+
+
+def _live(site: Site) -> Tensor | None:
+    return None if site.live is None else site.live.expand(site.shape)
 
 
 def _at_end(group: Group, delta: Tensor) -> Deltas:
@@ -362,6 +374,12 @@ def _times(rows: Tensor, *factors: Tensor | None) -> Tensor:
     """The small factors are multiplied first."""
     known = [factor.to(rows.dtype) for factor in factors if factor is not None]
     return rows * math.prod(known[1:], start=known[0]) if known else rows
+
+
+def _over(total: Tensor, *lengths: Tensor | None) -> Tensor:
+    for length in lengths:
+        total = total if length is None else total / length.to(total.dtype)
+    return total
 
 
 def _multipliers(site: Site, scalars: Tensor) -> Tensor:

@@ -100,6 +100,9 @@ class Site:
     device: torch.device
     where: str  # the layers, with the lines of the program
     own: OwnWeights | None = None  # the noise is in each sample's own weight, (B, n)
+    live: Tensor | None = None  # broadcasts to the shape: where the losses can depend on it; None: everywhere
+    numbers: int = 0  # of noise
+    normed: bool = False  # a norm of the last axis reads it, so its derivative is the longer the shorter it is
     layout: Layout | None = None  # None: its samples are coupled
     coupled: bool = False  # whether other samples' losses depend on a sample's entries, there or at its layers
     tokens: Layout | None = None  # where the tokens of the loss's input lie here, too
@@ -149,7 +152,7 @@ class Plan:
 
         The bounds are those of what was tried: docs/forward-only.md.
         """
-        numbers = sum(site.shape.numel() for site in self.sites) / self.samples
+        numbers = sum(site.numbers for site in self.sites) / self.samples
         return min(max(_STEP * math.ceil(numbers / self.samples / _STEP), _STEP), _MOST)
 
     def is_of(self, other: Plan) -> bool:

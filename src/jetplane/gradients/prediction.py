@@ -120,12 +120,15 @@ class Prediction:
         return self.sites[site.number].join(numbers, activation.shape).to(activation.dtype)
 
     def learn(self, site: Site, rows: Tensor, alive: Tensor | None, start: int) -> None:
-        """Improve a site's Jacobian, which was used, from tangents ``start`` on; ``alive`` is their mask (*S)."""
+        """Improve a site's Jacobian, which was used, from tangents ``start`` on.
+
+        ``alive`` (*S) is what they were multiplied by: zero where there is no derivative, else how long noise is there.
+        """
         assert self._lesson is not None and self._rate is not None
         matrix, activity = self._learned.jacobians[site.number], self._learned.activity[site.number]
         if alive is not None:
             rows = rows * alive
-            now = self._split(site, alive.unsqueeze(0))[0].mean(0).flatten()
+            now = self._weights(site, alive).mean(0).flatten()
             if start == 0:
                 activity += (now - activity) * self._rate.to(activity.device)
             activity = torch.maximum(activity, now)  # units that come to life all at once would be learned too fast
@@ -148,7 +151,7 @@ class Prediction:
         if alive is None:
             active = numbers.new_full(numbers.shape[1:], float(self._learned.forms[site.number].size))
         else:
-            active = self._split(site, alive.unsqueeze(0))[0].sum(2)
+            active = self._weights(site, alive).sum(2)
             found = found * alive
         known = self._learned.unexplained[site.number]
         seen = (unpredicted(found, numbers, active) / self._lengths[site.number].square()).to(known)
@@ -159,6 +162,10 @@ class Prediction:
         """That of a site; zero where the scalars that its noise is multiplied by know nothing of it."""
         matrix = self._learned.jacobians[site.number]
         return _within_reach(site, self._learned.forms[site.number], matrix) if matrix.ndim == 2 else matrix
+
+    def _weights(self, site: Site, alive: Tensor) -> Tensor:
+        """What the square of noise was multiplied by, (B, C, n)."""
+        return self._split(site, (alive if alive.dtype is torch.bool else alive * alive).unsqueeze(0))[0]
 
     def _split(self, site: Site, rows: Tensor) -> Tensor:
         """Rows (K, *S) at a site as (K, B, C, n)."""

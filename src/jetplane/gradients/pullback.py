@@ -21,7 +21,7 @@ from . import batch_norm
 from .done import Done
 from .watch import Path, at, functional, is_elementwise, replaced
 
-__all__ = ["Done", "Local", "find", "is_opaque", "slope", "summed"]
+__all__ = ["Done", "Local", "both", "find", "is_opaque", "slope", "summed"]
 
 aten = torch.ops.aten
 
@@ -257,6 +257,22 @@ _enter(
     Local(_pull_split, parts=True, reads_input=False),
     *(aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int, aten.unsafe_split.Tensor),
 )
+
+
+def _own_part(whole: Tensor, done: Done, path: Path) -> Tensor:
+    """Of what has the shape of a concatenation, the entries that come from the argument at ``path``."""
+    tensors, dim, place = done.args[0], done.bound()["dim"] % whole.ndim, int(path[1])
+    start = sum(t.shape[dim] for t in tensors[:place] if t.ndim == whole.ndim)
+    return whole.narrow(dim, start, tensors[place].shape[dim])
+
+
+def _alive_cat(alive: Tensor | None, done: Done, path: Path) -> Tensor:
+    mask = torch.zeros_like(done.result, dtype=torch.bool)
+    _own_part(mask, done, path).copy_(torch.ones((), dtype=torch.bool) if alive is None else alive)
+    return mask
+
+
+_enter(Local(_own_part, _alive_cat, None), aten.cat.default)
 
 # -- pooling ------------------------------------------------------------------------------------------------------
 
