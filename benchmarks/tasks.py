@@ -108,20 +108,25 @@ def _blocks(width: int) -> nn.ModuleList:
 
 
 class Patches(nn.Module):
-    """A small transformer that reads an image as 16 patches."""
+    """A small transformer that reads an image as 16 patches, and takes their mean or a token of its own."""
 
-    def __init__(self, width: int = 32) -> None:
+    def __init__(self, width: int = 32, token: bool = False) -> None:
         super().__init__()
-        self.embed, self.place = nn.Linear(49, width), nn.Parameter(0.02 * torch.randn(16, width))
+        self.embed, self.place = nn.Linear(49, width), nn.Parameter(0.02 * torch.randn(16 + token, width))
+        self.token = nn.Parameter(torch.zeros(1, 1, width)) if token else None
         self.layers, self.norm = _blocks(width), nn.LayerNorm(width)
         self.head = nn.Linear(width, 10)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits."""
-        h = self.embed(F.unfold(x, 7, stride=7).transpose(1, 2)) + self.place
+        h = self.embed(F.unfold(x, 7, stride=7).transpose(1, 2))
+        if self.token is not None:
+            h = torch.cat([self.token.expand(len(x), 1, -1), h], 1)
+        h = h + self.place
         for layer in self.layers:
             h = layer(h)
-        logits: Tensor = self.head(self.norm(h).mean(1))
+        h = self.norm(h)
+        logits: Tensor = self.head(h.mean(1) if self.token is None else h[:, 0])
         return logits
 
 
@@ -260,6 +265,7 @@ TASKS = {
     "digits, batch norm": Task(normed, digits, _nll, _hits, "accuracy", 128, 400),
     "coloured digits, convolutions": Task(convolutions, coloured, _nll, _hits, "accuracy", 128, 400),
     "digits by patches, transformer": Task(Patches, digits, _nll, _hits, "accuracy", 128, 600),
+    "digits by patches, class token": Task(partial(Patches, token=True), digits, _nll, _hits, "accuracy", 128, 600),
     "digits by rows, GRU": Task(Rows, digits, _nll, _hits, "accuracy", 128, 500),
     "copied words, transformer": Task(
         partial(Transformer, 12, 16, 12, causal=True),
