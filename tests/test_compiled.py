@@ -24,7 +24,7 @@ from jetplane.ad.rules.products import Convolution, MatMul
 from jetplane.curvature import ExactHessian, NoCurvature
 from jetplane.directions import Coordinate, Fixed, Orthonormal, Rademacher, Sphere
 from jetplane.errors import OptimizationStalled
-from jetplane.optim import FGD, FoMoH, FoMoHBP, FoMoHKD, HyperplaneSearch
+from jetplane.optim import FGD, FoMoH, FoMoHBP, FoMoHKD, GaussNewtonSearch, HyperplaneSearch
 from jetplane.optim import compiled as compiled_steps
 from jetplane.optim.acceptance import Acceptance
 from jetplane.optim.report import LateReport
@@ -625,6 +625,22 @@ def test_random_numbers_of_a_backward_pass_fall_back() -> None:
         lambda: opt.step(lambda: F.dropout(x, 0.5).square().sum()),
         "its random numbers would not be the same in the backward pass and in the forward one",
     )
+
+
+@pytest.mark.usefixtures("traced")
+@pytest.mark.filterwarnings("error:.*is run as it is:UserWarning")
+@pytest.mark.parametrize(
+    "make", [FoMoHBP, functools.partial(GaussNewtonSearch, k=3)], ids=["backward pass", "a second pass"]
+)
+def test_attention_without_dropout_is_compiled(make: Callable[..., Any]) -> None:
+    ends = []
+    for compile in (False, True):
+        x = torch.linspace(-1, 1, 24, dtype=F64).reshape(1, 2, 3, 4).requires_grad_()
+        opt = make([x], compile=compile)
+        for _ in range(2):
+            opt.step(lambda: F.mse_loss(F.scaled_dot_product_attention(x, x, x), x.detach() / 2))  # noqa: B023
+        ends.append(x.detach())
+    assert_close(*ends)
 
 
 @pytest.mark.usefixtures("traced")
