@@ -123,3 +123,35 @@ def test_the_axes_are_found_at_the_first_step_and_when_they_are_due(monkeypatch:
     for _ in range(22):
         opt.step(lambda x, y: F.mse_loss(F.linear(x, weight), y, reduction="none").sum(1), x, y)
     assert found == [0, 2, 4, 6, 8, 10, 12, 14, 16, 20]
+
+
+def failing(times: int, kind: str) -> Any:
+    """torch.linalg.eigh, that fails the first times it is called."""
+    eigh, calls = torch.linalg.eigh, iter(range(times))
+
+    def found(matrix: Tensor) -> Any:
+        if next(calls, None) is None:
+            return eigh(matrix)
+        if kind == "raises":
+            raise torch.linalg.LinAlgError("it failed to converge.")
+        values, vectors = eigh(matrix)
+        return values, vectors * torch.nan
+
+    return found
+
+
+@pytest.mark.parametrize("kind", ["raises", "NaN"])
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_decomposition_that_fails_leaves_good_axes(
+    times: int, kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    leaf = torch.zeros(6, 4)
+    state = {"exp_avg": torch.randn(6, 4), **eigenbasis.fresh(leaf)}
+    eigenbasis.see(state, torch.randn(6, 4), ONE, YES)
+    mean = state["exp_avg"].clone()
+    monkeypatch.setattr(torch.linalg, "eigh", failing(times, kind))
+    eigenbasis.refresh(state)
+    torch.testing.assert_close(state["basis"].T @ state["basis"], torch.eye(4))
+    torch.testing.assert_close(eigenbasis.back(state, state["exp_avg"]), mean)
+    assert torch.equal(state["basis"], torch.eye(4)) == (times == 2)
+    assert ("4 inputs could not be found anew" in caplog.text) == (times == 2)

@@ -66,6 +66,25 @@ def test_the_rate_finds_the_scale_of_the_parameters(scale: float) -> None:
     torch.testing.assert_close(paths[0], paths[1], rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize(("inputs", "targets"), [(1e4, 1.0), (1.0, 1e3)], ids=["large inputs", "large targets"])
+def test_a_first_step_that_is_too_long_to_be_believed_is_not_taken(inputs: float, targets: float) -> None:
+    """Of a table as it is the first batch may want a step of many times the weights."""
+    model, (x, y) = net(), data()
+
+    def losses(x: Tensor, y: Tensor) -> Tensor:
+        if targets == 1:
+            return F.cross_entropy(model(inputs * x), y, reduction="none")
+        return F.mse_loss(model(x), targets * (y + 1.0).unsqueeze(1).expand(-1, 3), reduction="none").mean(1)
+
+    size = float(torch.stack([p.detach().abs().mean() for p in model.parameters()]).mean())
+    opt = HorizonAdam(model.parameters())
+    with jp.forward_only():
+        found = [float(opt.step(losses, x, y))]
+        assert float(opt.report.rate) == pytest.approx(0.03 * size)
+        found += [float(opt.step(losses, x, y)) for _ in range(150)]
+    assert max(found) < 2 * found[0] and found[-1] < 0.5 * found[0]
+
+
 def test_the_rate_grows_on_a_slope_and_shrinks_where_the_path_has_overshot() -> None:
     weight = torch.zeros(3, dtype=F64, requires_grad=True)
     ones, far = torch.ones(8, 3, dtype=F64), torch.full((8, 3), 1e3, dtype=F64)

@@ -11,6 +11,8 @@ and what has little noise is not held back by what has much. It is SOAP's rotati
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +20,8 @@ import torch
 from torch import Tensor
 
 __all__ = ["away", "back", "fresh", "is_due", "refresh", "see"]
+
+log = logging.getLogger("jetplane")
 
 _WIDEST = 1024  # inputs; more of them keep their own axes
 
@@ -58,8 +62,20 @@ def refresh(state: State) -> None:
     """Find the axes anew, and turn Adam's mean to them. Adam's scales stay, and are those of the new axes soon."""
     if "basis" in state:
         mean = back(state, state["exp_avg"])
-        state["basis"].copy_(torch.linalg.eigh(state["moment"])[1])
+        state["basis"].copy_(_eigenvectors(state["moment"], state["basis"]))
         state["exp_avg"].copy_(away(state, mean))
+
+
+def _eigenvectors(moment: Tensor, before: Tensor) -> Tensor:
+    """Those of a matrix whose entries may be of very different sizes; the ones ``before`` where none are found."""
+    # with inputs a million times as large as others LAPACK may fail in float32, and say so or return NaN
+    for dtype in (moment.dtype, torch.float64):
+        with contextlib.suppress(torch.linalg.LinAlgError):
+            found: Tensor = torch.linalg.eigh(moment.to(dtype))[1]
+            if bool(found.isfinite().all()):
+                return found
+    log.warning("The axes of a weight with %d inputs could not be found anew; it keeps those before.", len(moment))
+    return before
 
 
 def away(state: State, values: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ _GAIN = 2.0  # e-foldings of the rate within a horizon, at most
 _SHORTEST = 20.0  # steps: horizon at the start
 _SHARE = 0.25  # of all steps: horizon later on
 _CAUTIOUS = 1e-2  # of the step that is best on the first batch, which is far too long for a noisy direction
+_BELIEVED, _MODERATE = 0.1, 0.03  # of the parameters' mean size: a first step longer than the one is the other
 _THROWN = 0.1  # of the first loss: so much above the loss at the trailing mean is no noise
 _COUNT, _RATE, _LEAD, _FIRST, _TREND = range(5)
 _PATH = ("count", "rate", "lead", "first", "trend")
@@ -334,7 +335,10 @@ class HorizonAdam(torch.optim.Optimizer):
         best = self._path.along(losses, directions, capturing=capturing).best
         size = torch.stack([leaf.abs().mean(dtype=torch.float64) for leaf in self._leaves]).mean()
         # where the batch has no best step along this direction: one that changes the parameters by little
-        return torch.where(torch.isfinite(best) & (best > 0), _CAUTIOUS * best, 1e-4 * size + 1e-8)
+        rate = torch.where(torch.isfinite(best) & (best > 0), _CAUTIOUS * best, 1e-4 * size + 1e-8)
+        # a model of the loss that holds for so small parameters alone says nothing of so long a step: of inputs or
+        # targets in the thousands, or of probabilities that are 0 and 1 at first
+        return torch.where((size > 0) & (rate > _BELIEVED * size), _MODERATE * size, rate)
 
     def _horizon(self) -> Tensor:
         """In steps; there are not more than were taken, and the start."""
