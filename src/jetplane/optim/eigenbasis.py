@@ -70,7 +70,7 @@ def _eigenvectors(moment: Tensor, before: Tensor) -> Tensor:
     """Those of a matrix whose entries may be of very different sizes; the ones ``before`` where none are found."""
     # with inputs a million times as large as others LAPACK may fail in float32, and say so or return NaN
     for dtype in (moment.dtype, torch.float64):
-        with contextlib.suppress(torch.linalg.LinAlgError):
+        with contextlib.suppress(torch.linalg.LinAlgError):  # type: ignore[attr-defined]
             found: Tensor = torch.linalg.eigh(moment.to(dtype))[1]
             if bool(found.isfinite().all()):
                 return found
