@@ -138,3 +138,9 @@ def test_a_class_token_that_starts_at_zero_does_not_drown_the_rest() -> None:
         return float(torch.stack(found).var(0).sum())
 
     assert spread(sizes) < 0.5 * spread(lambda site, activation: None)
+
+
+def test_a_batch_is_not_written_out() -> None:
+    model = ClassToken()
+    sites = jp.ForwardGradient(model.parameters()).sites(losses_of(model), torch.randn(B, TOKENS - 1, 3))
+    assert {tuple(site.live.shape) for site in sites if site.live is not None} == {(1, 1, TOKENS, 1), (1, TOKENS, 1)}

@@ -8,6 +8,7 @@ entries of its argument the wanted ones of its result depend on. What is not lis
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ __all__ = ["live_entries"]
 aten = torch.ops.aten
 
 # of the wanted entries of the result, its shape, that of the argument, which one it is, and the settings: those of it
-Back = Callable[[Tensor, torch.Size, Path, Sequence[Any]], Tensor | None]
+Back = Callable[[Tensor, torch.Size, torch.Size, Path, Sequence[Any]], Tensor | None]
 
 
 def live_entries(
@@ -31,7 +32,8 @@ def live_entries(
 ) -> dict[int, Tensor]:
     """By value, where the losses may depend on it; for the values of which they may depend on all there is nothing.
 
-    Truth values that broadcast to the value's shape, with an axis of one where they are the same along it.
+    Truth values that broadcast to the value's shape, with an axis of one where they are the same along it: a batch is
+    not written out.
     """
     known, by_number = dict[int, Tensor](), {node.number: node for node in nodes}
     single = {n for n, node in by_number.items() if not any(readers.get(v) or v in losses for v in node.values[1:])}
@@ -41,8 +43,9 @@ def live_entries(
                 _wanted(by_number[reader], path, known) if reader in single and value not in losses else None
                 for reader, path in readers.get(value, ())
             ]
-            if parts and all(part is not None for part in parts):
-                union = torch.stack([part for part in parts if part is not None]).any(0)
+            masks = [part for part in parts if part is not None]
+            if masks and len(masks) == len(parts):
+                union = functools.reduce(torch.logical_or, masks)
                 if not bool(union.all()):
                     known[value] = _compact(union)
     return known
@@ -58,13 +61,13 @@ def _wanted(reader: Node, path: Path | None, known: Mapping[int, Tensor]) -> Ten
     result = known.get(reader.values[0])
     if result is None and reader.func.overloadpacket not in _PARTS:
         return None
-    result = torch.ones((), dtype=torch.bool) if result is None else result
-    return back(result.expand(reader.shape), shapes[path], path, settings)
+    result = torch.ones([1] * len(reader.shape), dtype=torch.bool) if result is None else result
+    return back(result, reader.shape, shapes[path], path, settings)
 
 
 def _back(func: Any) -> Back | None:
     if func in KERNELS:
-        return _attention
+        return _rows(0)  # a query is read for its own token; keys and values for all
     return _TABLE.get(func.overloadpacket) or (_elementwise if is_elementwise(func) else None)
 
 
@@ -76,53 +79,63 @@ def _compact(mask: Tensor) -> Tensor:
     return mask.clone()
 
 
-def _elementwise(wanted: Tensor, shape: torch.Size, path: Path, settings: Sequence[Any]) -> Tensor | None:
-    return wanted if wanted.shape == shape else None  # what is broadcast may be read anywhere
+def _elementwise(wanted: Tensor, made: torch.Size, shape: torch.Size, path: Path, settings: Any) -> Tensor | None:
+    return wanted if made == shape else None  # what is broadcast may be read anywhere
 
 
-def _moved(operation: Any) -> Back:
-    """Of an operation whose result is a view of its argument: the same view of a mask is filled in."""
+def _part(operation: Any) -> Back:
+    """Of ``select`` and ``slice``: the same part of a mask is filled in."""
 
-    def back(wanted: Tensor, shape: torch.Size, path: Path, settings: Sequence[Any]) -> Tensor:
-        mask = torch.zeros(shape, dtype=torch.bool)
+    def back(wanted: Tensor, made: torch.Size, shape: torch.Size, path: Path, settings: Sequence[Any]) -> Tensor:
+        axis = (settings[1] if len(settings) > 1 else 0) % len(shape)
+        sizes = list(wanted.shape)
+        sizes[axis : axis + len(made) + 1 - len(shape)] = [shape[axis]]  # select has taken that axis away
+        mask = torch.zeros(sizes, dtype=torch.bool)
         operation(mask, *settings[1:]).copy_(wanted)
         return mask
 
     return back
 
 
-def _reshaped(wanted: Tensor, shape: torch.Size, path: Path, settings: Sequence[Any]) -> Tensor:
-    return wanted.reshape(shape)
+def _turned(operation: Any) -> Back:
+    """Of an operation that puts axes into another order."""
 
-
-def _rows(place: int) -> Back:
-    """Of a product with a matrix: a row of the argument at ``place`` is read for the same row of the result."""
-
-    def back(wanted: Tensor, shape: torch.Size, path: Path, settings: Sequence[Any]) -> Tensor | None:
-        return wanted.any(-1, keepdim=True).expand(shape) if path == (place,) else None
+    def back(wanted: Tensor, made: torch.Size, shape: torch.Size, path: Path, settings: Sequence[Any]) -> Tensor:
+        order = operation(torch.empty(tuple(range(len(shape))), device="meta"), *settings[1:]).shape  # axis by axis
+        return wanted.permute([list(order).index(axis) for axis in range(len(shape))])
 
     return back
 
 
-def _normalised(wanted: Tensor, shape: torch.Size, path: Path, settings: Sequence[Any]) -> Tensor | None:
-    if path != (0,):
-        return None
-    axes = tuple(range(-len(settings[1]), 0))
-    return wanted.any(axes[0], keepdim=True).expand(shape) if len(axes) == 1 else None
+def _reshaped(wanted: Tensor, made: torch.Size, shape: torch.Size, path: Path, settings: Any) -> Tensor:
+    if made[-1:] == shape[-1:] and wanted.shape[-1:] == (1,):
+        made, shape = torch.Size([*made[:-1], 1]), torch.Size([*shape[:-1], 1])
+    return wanted.expand(made).reshape(shape)
 
 
-def _softmax(wanted: Tensor, shape: torch.Size, path: Path, settings: Sequence[Any]) -> Tensor:
-    return wanted.any(settings[1], keepdim=True).expand(shape)
+def _rows(place: int) -> Back:
+    """Of what is done to each row of the argument at ``place`` by itself: it is read for the same row of the result."""
+
+    def back(wanted: Tensor, made: torch.Size, shape: torch.Size, path: Path, settings: Sequence[Any]) -> Tensor | None:
+        return wanted.any(-1, keepdim=True) if path == (place,) else None
+
+    return back
 
 
-def _attention(wanted: Tensor, shape: torch.Size, path: Path, settings: Sequence[Any]) -> Tensor | None:
-    """A query is read for its own token; keys and values for all."""
-    return wanted.any(-1, keepdim=True).expand(shape) if path == (0,) else None
+def _normalised(
+    wanted: Tensor, made: torch.Size, shape: torch.Size, path: Path, settings: Sequence[Any]
+) -> Tensor | None:
+    return wanted.any(-1, keepdim=True) if path == (0,) and len(settings[1]) == 1 else None
+
+
+def _softmax(wanted: Tensor, made: torch.Size, shape: torch.Size, path: Path, settings: Sequence[Any]) -> Tensor:
+    return wanted.any(settings[1], keepdim=True)
 
 
 _PARTS = {aten.select, aten.slice}  # that read a part of their argument, though all of the result is wanted
 _TABLE: dict[Any, Back] = {
-    **{op: _moved(op) for op in (aten.select, aten.slice, aten.transpose, aten.permute, aten.t)},
+    **{op: _part(op) for op in _PARTS},
+    **{op: _turned(op) for op in (aten.transpose, aten.permute, aten.t)},
     **dict.fromkeys((aten.view, aten._unsafe_view, aten.unsqueeze, aten.squeeze, aten.clone, aten.alias), _reshaped),
     **{aten.mm: _rows(0), aten.bmm: _rows(0), aten.addmm: _rows(1)},
     **{aten.native_layer_norm: _normalised, aten._fused_rms_norm: _normalised, aten._softmax: _softmax},
