@@ -144,3 +144,15 @@ def test_a_batch_is_not_written_out() -> None:
     model = ClassToken()
     sites = jp.ForwardGradient(model.parameters()).sites(losses_of(model), torch.randn(B, TOKENS - 1, 3))
     assert {tuple(site.live.shape) for site in sites if site.live is not None} == {(1, 1, TOKENS, 1), (1, TOKENS, 1)}
+
+
+def test_layers_that_are_concatenated_share_a_site_and_keep_their_dead_units() -> None:
+    torch.manual_seed(3)
+    model = nn.ModuleDict({"a": nn.Linear(3, 4), "b": nn.Linear(3, 5), "out": nn.Linear(11, 3)}).double()
+
+    def losses(x: Tensor) -> Tensor:
+        joined = torch.cat([model["a"](x).relu(), x[:, :2], model["b"](x)], 1)
+        return F.cross_entropy(model["out"](joined.tanh()), LABELS, reduction="none")
+
+    (site,) = check_exact(model, losses, normal(B, 3))
+    assert site.shape == (B, 11) and site.where.count("addmm") == 2

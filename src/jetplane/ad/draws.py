@@ -13,7 +13,6 @@ _FUNCTIONS = {
     *("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout", "rrelu"),
     *("rand", "randn", "rand_like", "randn_like", "randint", "randint_like", "randperm", "normal", "bernoulli"),
     *("multinomial", "poisson", "gumbel_softmax", "normal_", "uniform_", "bernoulli_", "random_", "exponential_"),
-    "scaled_dot_product_attention",
 }
 _ATTENTION = 4  # the place of its dropout_p
 _CHANCES = ("dropout_p", "dropout")  # what an operation of aten calls the probability of dropout

@@ -15,7 +15,7 @@ from ..ad.locate import call_site
 from ..errors import MissingRule
 from . import batch_norm
 from .done import Done
-from .pullback import slope, summed
+from .pullback import own_part, slope, summed
 from .watch import Path, at, functional, is_elementwise
 
 __all__ = ["check", "is_scale", "product"]
@@ -142,12 +142,7 @@ def _index(delta: Tensor, done: Done, path: Path) -> Tensor:
     return aten.index_put(torch.zeros_like(parameter), indices, delta, True)
 
 
-@_enter(aten.cat.default)
-def _cat(delta: Tensor, done: Done, path: Path) -> Tensor:
-    tensors, dim = done.args[0], done.bound()["dim"] % delta.ndim
-    place = int(path[1])
-    start = sum(t.shape[dim] for t in tensors[:place] if t.ndim == delta.ndim)
-    return delta.narrow(dim, start, tensors[place].shape[dim])
+_enter(aten.cat.default)(own_part)
 
 
 @_enter(aten.stack.default)

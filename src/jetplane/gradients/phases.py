@@ -200,8 +200,8 @@ class Injector(_Follower):
                 length = None if self._prediction is None else self._prediction.length(site)
                 shape = (both(alive, _live(site)), sizes(site, done.result)) if self._masked else ()
                 rows = _times(rows, length, *shape)
-            if rows is not None and self._prediction is not None:
-                self._prediction.carry(site, rows)
+                if self._prediction is not None:
+                    self._prediction.carry(site, rows)
             if rows is not None and site.own is not None:
                 rows = site.own.tangents(done, rows)
         if rows is not None:

@@ -21,7 +21,7 @@ from . import batch_norm
 from .done import Done
 from .watch import Path, at, functional, is_elementwise, replaced
 
-__all__ = ["Done", "Local", "both", "find", "is_opaque", "slope", "summed"]
+__all__ = ["Done", "Local", "both", "find", "is_opaque", "own_part", "slope", "summed"]
 
 aten = torch.ops.aten
 
@@ -259,7 +259,7 @@ _enter(
 )
 
 
-def _own_part(whole: Tensor, done: Done, path: Path) -> Tensor:
+def own_part(whole: Tensor, done: Done, path: Path) -> Tensor:
     """Of what has the shape of a concatenation, the entries that come from the argument at ``path``."""
     tensors, dim, place = done.args[0], done.bound()["dim"] % whole.ndim, int(path[1])
     start = sum(t.shape[dim] for t in tensors[:place] if t.ndim == whole.ndim)
@@ -268,11 +268,15 @@ def _own_part(whole: Tensor, done: Done, path: Path) -> Tensor:
 
 def _alive_cat(alive: Tensor | None, done: Done, path: Path) -> Tensor:
     mask = torch.zeros_like(done.result, dtype=torch.bool)
-    _own_part(mask, done, path).copy_(torch.ones((), dtype=torch.bool) if alive is None else alive)
+    part = own_part(mask, done, path)
+    if alive is None:
+        part.fill_(True)  # of a number on the host a CUDA graph would refuse the copy
+    else:
+        part.copy_(alive)
     return mask
 
 
-_enter(Local(_own_part, _alive_cat, None), aten.cat.default)
+_enter(Local(own_part, _alive_cat, None), aten.cat.default)
 
 # -- pooling ------------------------------------------------------------------------------------------------------
 
