@@ -5,16 +5,16 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format coverage bench clean
+.PHONY: help setup demo test test-all check format coverage bench clean
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP)  ## create .venv with the pinned development tools
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml lab/pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' -e './lab[dev]'
 	@touch $@
 
 demo: setup  ## train a CNN on embedded digits with six methods, forward-only first, write runs/demo/report.html
@@ -22,6 +22,9 @@ demo: setup  ## train a CNN on embedded digits with six methods, forward-only fi
 
 test: setup  ## run all tests and the examples in docstrings
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow"
+
+test-all: setup  ## run everything, the slow tests too, and print the time of each room
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --rooms
 
 check: setup  ## formatting, lint, types, direction of imports
 	$(BIN)/ruff format --check .
@@ -41,5 +44,6 @@ bench: setup  ## time the projected Hessian of a CNN against other ways to compu
 	$(BIN)/python benchmarks/projected_hessian.py --out runs/bench.json
 
 clean:  ## remove the environment, caches and build outputs
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache src/*.egg-info
-	find src tests -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache \
+		src/*.egg-info lab/src/*.egg-info lab/build lab/dist
+	find src tests lab -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

@@ -28,23 +28,14 @@ from torch.nn import functional as F
 from triton.testing import do_bench
 
 import jetplane as jp
-from jetplane.ad.families import joint_product
-from jetplane.ad.jet import Operand, PairSet
-from jetplane.ad.rules import convolution_kernel
-from jetplane.ad.rules.convolution_triton import (
-    DIAGONAL,
-    SQUARE,
-    TRIANGLE,
-    Pattern,
-    Tile,
-    convolve,
-    plan,
-    tile_of,
-)
-from jetplane.ad.rules.halves import halves
+from jetplane.ad.algebra.families import joint_product
+from jetplane.ad.algebra.jet import Operand, PairSet
+from jetplane.ad.kernels import convolution_kernel
+from jetplane.ad.kernels.convolution_triton import DIAGONAL, SQUARE, TRIANGLE, Pattern, Tile, convolve, plan, tile_of
+from jetplane.ad.kernels.halves import halves
 from jetplane.ad.rules.products import Convolution
-from jetplane.bench.environment import environment
-from jetplane.experiments import models
+from jetplane_lab import models
+from jetplane_lab.bench.machine import environment
 
 INPUTS, OUTPUTS, SIZE, WINDOW, OUT = 20, 50, 12, 5, 8
 LAYOUT = ([1, 1], [0, 0], [1, 1])

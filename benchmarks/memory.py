@@ -25,9 +25,9 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import jetplane as jp
-from jetplane.bench.environment import environment
-from jetplane.experiments import cost
-from jetplane.experiments.training.memory import Peak
+from jetplane_lab import cost
+from jetplane_lab.bench.machine import environment
+from jetplane_lab.training.memory import Peak
 
 WIDTH, CLASSES = 256, 10
 

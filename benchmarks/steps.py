@@ -30,8 +30,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import jetplane as jp
-from jetplane.experiments import models
 from jetplane.optim import FGD, FoMoH, FoMoHBP, FoMoHKD, HyperplaneSearch
+from jetplane_lab import models
 
 Make = Callable[..., HyperplaneSearch]
 ROWS: list[tuple[str, str, Make, int]] = [

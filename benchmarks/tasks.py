@@ -30,9 +30,9 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
 import jetplane as jp
-from jetplane.experiments import data
-from jetplane.experiments.training.forward import Horizon
 from jetplane.optim import HorizonAdam
+from jetplane_lab import data
+from jetplane_lab.methods.forward import Horizon
 
 RATES = (1e-3, 3e-3, 1e-2, 3e-2)  # of backprop
 _CHUNK = 100  # steps whose batches are gathered at once

@@ -27,6 +27,11 @@ def randn(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=F64)
 
 
+def vec(*numbers: float) -> Tensor:
+    """These numbers in float64."""
+    return torch.tensor(numbers, dtype=F64)
+
+
 def along(leaves: Sequence[Tensor], k: int) -> list[Tensor]:
     """K random directions for each of ``leaves``."""
     return [torch.randn(k, *leaf.shape, dtype=leaf.dtype) for leaf in leaves]
@@ -55,6 +60,14 @@ def assert_quadratic(actual: jp.Quadratic, expected: jp.Quadratic, tolerance: fl
     assert_close(actual.loss, expected.loss, tolerance)
     assert_close(actual.slope, expected.slope, tolerance)
     assert_close(actual.curvature, expected.curvature, tolerance)
+
+
+def check(
+    function: Callable[[Tensor], Tensor], x: Tensor, gradient: Tensor, hessian: Tensor, tolerance: float = 1e-13
+) -> None:
+    """Gradient and Hessian of a function of one tensor against given ones."""
+    assert_close(jp.gradient(function, x), gradient, tolerance)
+    assert_close(jp.hessian(function, x), hessian, tolerance)
 
 
 def check_against_oracle(

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from jetplane.ad import registry, rules
+from jetplane.ad import rules
+from jetplane.ad.algebra import registry
 
 ROOT = Path(__file__).parents[1]
 BLOCKS = [
@@ -30,3 +31,14 @@ def test_links_between_documents_lead_somewhere() -> None:
         text = (ROOT / name).read_text()
         for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", text):
             assert ((ROOT / name).parent / target).exists(), f"{name} links to {target}"
+
+
+HOMES = ("", "src/jetplane", "src/jetplane/ad", "lab/src", "lab/src/jetplane_lab")
+
+
+@pytest.mark.parametrize("name", ["CONTRIBUTING.md", "docs/design.md"])
+def test_paths_in_documents_are_there(name: str) -> None:
+    paths = re.findall(r"`([\w/.]+(?:\.(?:py|toml|md|txt)|/))`", (ROOT / name).read_text())
+    assert len(paths) > 20
+    missing = [path for path in paths if not any((ROOT / home / path).exists() for home in HOMES)]
+    assert not missing, f"{name} names {missing}; expected paths of this repository."

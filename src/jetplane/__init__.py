@@ -1,15 +1,14 @@
 """Second-order forward-mode AD for PyTorch: exact slopes and curvatures of unmodified programs in one forward pass."""
 
 from . import curvature, optim
-from .ad.boundary import mark_output
-from .ad.compile import compile
-from .ad.coverage import Coverage, coverage
-from .ad.directions import Directions
-from .ad.jet import HyperDual, Jet, Operand, PairSet, Quadratic
-from .ad.perturb import perturb
-from .ad.register import register
-from .ad.transforms import gradient, hessian, hvp, hyperdual, jet, jvp, laplacian, quadratic
-from .ad.verify import Verification, verify
+from .ad.algebra.jet import HyperDual, Jet, Operand, PairSet, Quadratic
+from .ad.engine.boundary import mark_output
+from .ad.run.coverage import Coverage, coverage
+from .ad.run.directions import Directions
+from .ad.run.perturb import perturb
+from .ad.run.transforms import gradient, hessian, hvp, hyperdual, jet, jvp, laplacian, quadratic
+from .ad.run.verify import Verification, verify
+from .compiler.compile import compile
 from .errors import (
     BackwardPass,
     CoupledSamples,
@@ -20,6 +19,7 @@ from .errors import (
     UnsupportedProgram,
 )
 from .gradients import ForwardGradient, forward_gradient
+from .gradients.adjoints.registration import register
 from .guard import forward_only
 from .optim import minimize
 

@@ -6,13 +6,11 @@ jet of the loss: a single number, or one loss for each sample, whose mean it is.
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, runtime_checkable
 
-from torch import Tensor
-
-from .ad.jet import Jet, PairSet, Quadratic
+from .ad.algebra.curvature_table import CURVATURES, entry
+from .ad.algebra.jet import Jet, PairSet, Quadratic
 
 __all__ = [
     "Curvature",
@@ -30,6 +28,7 @@ class Curvature(Protocol):
     """The second-order part of the model of a step.
 
     One whose second order begins at the loss says so by an attribute ``late = True``; without it, it begins at once.
+    One that has no use for the losses of single samples (B,) says ``samples = False``: its closures return a scalar.
     """
 
     def pairs(self, k: int) -> PairSet:
@@ -57,13 +56,14 @@ class NoCurvature:
                 [0., 0.]])
     """
 
-    late: ClassVar[bool] = False
+    late: ClassVar[bool] = CURVATURES["none"].late
+    samples: ClassVar[bool] = False
 
     def pairs(self, k: int) -> PairSet:
-        return PairSet.none(k)
+        return CURVATURES["none"].pairs(k)
 
     def model(self, jet: Jet, pairs: PairSet) -> Quadratic:
-        return _read(jet, pairs)
+        return CURVATURES["none"].read(jet, pairs)
 
 
 @dataclass(frozen=True)
@@ -77,13 +77,14 @@ class ExactHessian:
                 [5., 6.]])
     """
 
-    late: ClassVar[bool] = False
+    late: ClassVar[bool] = CURVATURES["exact"].late
+    samples: ClassVar[bool] = False
 
     def pairs(self, k: int) -> PairSet:
-        return PairSet.all(k)
+        return CURVATURES["exact"].pairs(k)
 
     def model(self, jet: Jet, pairs: PairSet) -> Quadratic:
-        return _read(jet, pairs)
+        return CURVATURES["exact"].read(jet, pairs)
 
 
 @dataclass(frozen=True)
@@ -104,13 +105,13 @@ class GaussNewton:
         >>> torch.testing.assert_close(search.report.curvature, 2 * x.exp().detach().square()[None])
     """
 
-    late: ClassVar[bool] = True
+    late: ClassVar[bool] = CURVATURES["ggn"].late
 
     def pairs(self, k: int) -> PairSet:
-        return PairSet.all(k)
+        return CURVATURES["ggn"].pairs(k)
 
     def model(self, jet: Jet, pairs: PairSet) -> Quadratic:
-        return _read(jet, pairs)
+        return CURVATURES["ggn"].read(jet, pairs)
 
 
 @dataclass(frozen=True)
@@ -125,20 +126,13 @@ class EmpiricalFisher:
         tensor([[5.]])
     """
 
-    late: ClassVar[bool] = False
+    late: ClassVar[bool] = CURVATURES["fisher"].late
 
     def pairs(self, k: int) -> PairSet:
-        return PairSet.none(k)
+        return CURVATURES["fisher"].pairs(k)
 
     def model(self, jet: Jet, pairs: PairSet) -> Quadratic:
-        if jet.primal.ndim != 1:
-            raise ValueError(
-                f"the loss has shape {tuple(jet.primal.shape)}; the empirical Fisher is made of the slopes of single "
-                "samples, expected one loss for each of them (B,), as with reduction='none'."
-            )
-        plain = _read(jet, pairs)
-        slopes = jet.tangent
-        return Quadratic(plain.loss, plain.slope, slopes @ slopes.T / slopes.shape[1], plain.noise)
+        return CURVATURES["fisher"].read(jet, pairs)
 
 
 _NAMES: dict[str, type[Curvature]] = {
@@ -157,11 +151,8 @@ def find(curvature: str | Curvature) -> Curvature:
         GaussNewton()
     """
     if isinstance(curvature, str):
-        if curvature in _NAMES:
-            return _NAMES[curvature]()
-        close = difflib.get_close_matches(curvature.lower(), _NAMES, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"curvature is {curvature!r}; expected one of {', '.join(map(repr, _NAMES))}.{hint}")
+        entry(curvature)  # says what is wrong with it
+        return _NAMES[curvature]()
     if isinstance(curvature, type) or not isinstance(curvature, Curvature):
         what = curvature.__name__ if isinstance(curvature, type) else type(curvature).__name__
         raise TypeError(
@@ -169,38 +160,3 @@ def find(curvature: str | Curvature) -> Curvature:
             f"name of one: {', '.join(map(repr, _NAMES))}."
         )
     return curvature
-
-
-def _read(jet: Jet, pairs: PairSet) -> Quadratic:
-    single = jet.primal.numel() == 1
-    if not single and (jet.primal.ndim != 1 or not jet.primal.numel()):
-        raise ValueError(
-            f"the loss has shape {tuple(jet.primal.shape)}; expected a single number, or one for each sample (B,)."
-        )
-    if single:  # a mean would only take time
-        return _single(jet, pairs)
-    loss = jet.primal.reshape(-1).mean()
-    if jet.tangent is None:
-        slope, noise = loss.new_zeros(pairs.k), None
-    else:
-        slopes = jet.tangent.reshape(pairs.k, -1)
-        slope, noise = slopes.mean(1), _noise(slopes)
-    if jet.second is None or not pairs.rows:
-        return Quadratic(loss, slope, loss.new_zeros(pairs.k, pairs.k), noise)
-    return Quadratic(loss, slope, pairs.matrix(jet.second.reshape(pairs.rows, -1).mean(1)), noise)
-
-
-def _single(jet: Jet, pairs: PairSet) -> Quadratic:
-    """The model where the loss is one number."""
-    loss = jet.primal.reshape(())
-    slope = loss.new_zeros(pairs.k) if jet.tangent is None else jet.tangent.reshape(pairs.k)
-    if jet.second is None or not pairs.rows:
-        return Quadratic(loss, slope, loss.new_zeros(pairs.k, pairs.k))
-    return Quadratic(loss, slope, pairs.matrix(jet.second.reshape(pairs.rows)))
-
-
-def _noise(slopes: Tensor) -> Tensor:
-    """The covariance (K, K) of the mean of per-sample slopes (K, B), estimated from them."""
-    centred = slopes - slopes.mean(1, keepdim=True)
-    count = slopes.shape[1]
-    return centred @ centred.T / (count * (count - 1))

@@ -20,7 +20,9 @@ import itertools
 import linecache
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, ParamSpec, TypeVar
@@ -29,10 +31,10 @@ import torch
 from torch.fx import traceback as _torch_traceback
 
 from .ad import _torch
-from .ad.locate import call_site
+from .ad.engine.locate import call_site
 from .errors import BackwardPass
 
-__all__ = ["forward_only", "local"]
+__all__ = ["Seen", "count_default", "forward_only", "local", "refuse_default"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -45,7 +47,9 @@ class forward_only:
     grad raises. The guard holds for the thread that it is entered in, and for threads that are made inside. It can be
     nested, and used as a decorator. Afterwards everything is as it was.
 
-    A layer's local product, its own input times numbers that belong to its own output, is not a backward pass.
+    A layer's local product, its own input times numbers that belong to its own output, is not a backward pass. For an
+    operation that :func:`jetplane.forward_gradient` has no adjoint of, autograd makes that product, of this one
+    operation. Entering the guard gives a :class:`Seen` that counts them, and ``strict`` refuses them.
 
     Example:
         >>> w = torch.ones(2, requires_grad=True)
@@ -56,10 +60,17 @@ class forward_only:
         ...     except BackwardPass as error:
         ...         print(str(error).split(" at ")[0])
         torch.Tensor.backward
+        >>> with forward_only(strict=True) as seen:
+        ...     pass
+        >>> print(seen)
+        no operation was differentiated by autograd
     """
 
-    def __enter__(self) -> None:
-        guard = _Guard()
+    def __init__(self, strict: bool = False) -> None:
+        self.strict = strict
+
+    def __enter__(self) -> Seen:
+        guard = _Guard(self.strict)
         _HERE.guards.append(guard)
         try:
             with _LOCK:
@@ -71,6 +82,7 @@ class forward_only:
         except BaseException:
             _leave(guard)
             raise
+        return guard.seen
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -89,10 +101,25 @@ class forward_only:
 
         @functools.wraps(function)
         def guarded(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-            with forward_only():
+            with forward_only(self.strict):
                 return function(*args, **kwargs)
 
         return guarded
+
+
+@dataclass
+class Seen:
+    """What a guard has seen and let pass."""
+
+    defaults: Counter[str] = field(default_factory=Counter)  # by operation: derivatives of it alone, by autograd
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{op} {count} times" for op, count in sorted(self.defaults.items()))
+        return (
+            f"differentiated by autograd, each by itself: {parts}"
+            if parts
+            else ("no operation was differentiated by autograd")
+        )
 
 
 class local:
@@ -122,8 +149,10 @@ class local:
 class _Guard:
     """One use of :class:`forward_only`."""
 
-    def __init__(self) -> None:
+    def __init__(self, strict: bool) -> None:
         self.grad = torch.is_grad_enabled()  # to be restored
+        self.strict = strict
+        self.seen = Seen()
 
 
 class _Here(threading.local):
@@ -142,11 +171,30 @@ _INHERITED = "_forward_only"  # the guards that a thread was made under, an attr
 
 
 def _guarded() -> bool:
-    if _HERE.allowed:
-        return False
+    return not _HERE.allowed and bool(_guards())
+
+
+def _guards() -> list[_Guard]:
+    """Those that hold in this thread."""
     if _HERE.guards:
-        return True
-    return any(guard in _ACTIVE for guard in getattr(threading.current_thread(), _INHERITED, ()))
+        return _HERE.guards
+    return [guard for guard in getattr(threading.current_thread(), _INHERITED, ()) if guard in _ACTIVE]
+
+
+def refuse_default(op: str) -> None:
+    """Raise if a guard is strict about operations that autograd differentiates by themselves."""
+    if any(guard.strict for guard in _guards()):
+        raise BackwardPass(
+            f"{call_site(op)} has no adjoint, so autograd would differentiate it, by itself, inside "
+            f"jetplane.forward_only(strict=True); expected jetplane.register.adjoint(torch.ops.{op}, ...) before."
+        )
+
+
+def count_default(op: str) -> None:
+    """Note that autograd differentiates one operation by itself; raise where that is refused."""
+    refuse_default(op)
+    for guard in _guards():
+        guard.seen.defaults[op] += 1
 
 
 def _leave(guard: _Guard) -> None:

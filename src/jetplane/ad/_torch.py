@@ -6,6 +6,7 @@ Everything here was checked on torch 2.11 to 2.13; when a new release moves some
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import operator
 import sys
@@ -13,18 +14,23 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 import torch.autograd.function as _function
+from torch.utils import _contextlib
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
+    "CONTEXT_DECORATORS",
+    "INFERENCE_SWITCHES",
+    "SET_GRAD_ENABLED",
     "AboveAutograd",
     "DispatchMode",
     "OpOverload",
     "SingleLevelFunction",
+    "apart_from_graphs",
     "are_transforms_active",
     "capture_errors",
     "captured",
@@ -52,6 +58,8 @@ __all__ = [
 
 log = logging.getLogger("jetplane")
 
+_F = TypeVar("_F", bound=Callable[..., Any])
+
 
 class DispatchMode(TorchDispatchMode):
     """torch's dispatch mode, without the wrapper that would import and call dynamo at every operation."""
@@ -62,6 +70,13 @@ class DispatchMode(TorchDispatchMode):
 
 
 OpOverload = torch._ops.OpOverload
+
+# What every switch of autograd calls, the file of the decorators that are made of such contexts, and how a captured
+# program enters and leaves inference mode.
+SET_GRAD_ENABLED = torch._C._set_grad_enabled
+CONTEXT_DECORATORS = _contextlib.__file__
+INFERENCE_SWITCHES = (torch.autograd.grad_mode._enter_inference_mode, torch.autograd.grad_mode._exit_inference_mode)
+_is_grad_enabled = torch.is_grad_enabled  # while a pass runs, a slower one stands in its place
 
 # Function.apply resolves `super().apply` at call time, so this base class sees every call,
 # also those through a bound `MyFunction.apply` that was stored before jetplane was imported.
@@ -87,7 +102,7 @@ class AboveAutograd:
     """
 
     def __init__(self) -> None:
-        self.differentiable = torch.is_grad_enabled()
+        self.differentiable = _is_grad_enabled()
         self.include = torch._C._dispatch_tls_local_include_set()
         exclude = torch._C._dispatch_tls_local_exclude_set()
         self.exclude = exclude | _AUTOCAST
@@ -109,7 +124,7 @@ class _Restored:
         self._differentiable = state.differentiable
 
     def __enter__(self) -> None:
-        self._previous = torch.is_grad_enabled()
+        self._previous = _is_grad_enabled()
         torch._C._set_grad_enabled(self._differentiable)
         self._guard.__enter__()
 
@@ -258,6 +273,17 @@ def is_tracing() -> bool:
 
 
 # -- capture and compilation ----------------------------------------------------------------------------------------
+
+
+def apart_from_graphs(function: _F) -> _F:
+    """The function, at which torch.compile breaks the graph of a program that calls it, and runs it as it is."""
+    as_it_is = torch._disable_dynamo(function)  # type: ignore[attr-defined]  # which loads the compiler at its first call, and not before
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return as_it_is(*args, **kwargs) if torch.compiler.is_dynamo_compiling() else function(*args, **kwargs)
+
+    return cast(_F, call)
 
 
 def captured(function: Callable[..., Any], backend: Callable[..., Any]) -> Callable[..., Any]:

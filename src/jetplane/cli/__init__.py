@@ -1,8 +1,9 @@
-"""The command line: ``jetplane COMMAND``, one module for each command."""
+"""The command line: ``jetplane COMMAND``, one module for each command, found by entry points."""
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -11,11 +12,9 @@ import torch
 
 import jetplane
 
-from . import bench, coverage, data, demo, report, reproduce, rosenbrock, train, tune
+from .entries import Registered, registered, sentence
 
 __all__ = ["main"]
-
-_COMMANDS = (demo, train, tune, reproduce, report, data, rosenbrock, bench, coverage)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -25,15 +24,20 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message.rstrip('.')}; see {self.prog} --help.\n")
 
 
-def parser() -> argparse.ArgumentParser:
+def parser(found: Registered) -> argparse.ArgumentParser:
     """The parser of the command line."""
-    top = _Parser(prog="jetplane", description="Second-order forward-mode AD for PyTorch.")
+    top = _Parser(
+        prog="jetplane",
+        description="Second-order forward-mode AD for PyTorch.",
+        epilog=_missing(found),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     top.add_argument(
         "--version", action="version", version=f"jetplane {jetplane.__version__} (torch {torch.__version__})"
     )
     top.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in _COMMANDS:
+    for command in found.commands.values():
         sub = command.add_parser(commands)
         # SUPPRESS: without it the sub-command's default would undo a --debug that stands before the command
         sub.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
@@ -43,7 +47,13 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status: 0, 1 for a failure, 2 for bad arguments."""
-    arguments = parser().parse_args(argv)
+    found = registered()
+    given = sys.argv[1:] if argv is None else list(argv)
+    asked = next(itertools.dropwhile(lambda argument: argument == "--debug", given), "")
+    if asked in found.missing:
+        print(f"jetplane: {sentence(asked, found.missing[asked])}", file=sys.stderr)
+        return 2
+    arguments = parser(found).parse_args(given)
     try:
         return int(arguments.run(arguments))
     except KeyboardInterrupt:
@@ -55,3 +65,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         message = " ".join(str(error).split()) or type(error).__name__
         print(f"jetplane: {message.rstrip('.')} (--debug shows the traceback).", file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1
+
+
+def _missing(found: Registered) -> str | None:
+    """What the help says of commands that are not there: those with one reason together."""
+    names: dict[str, list[str]] = {}
+    for name, reason in found.missing.items():
+        names.setdefault(reason, []).append(name)
+    return "\n".join(f"missing: {', '.join(group)}\n  ({reason})" for reason, group in names.items()) or None

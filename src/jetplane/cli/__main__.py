@@ -1,4 +1,4 @@
-"""``python -m jetplane.cli``."""
+"""``python -m jetplane.cli``, which is ``python -m jetplane``."""
 
 import sys
 

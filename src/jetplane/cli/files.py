@@ -9,6 +9,8 @@ from pathlib import Path
 
 def write(path: Path, text: str) -> None:
     """Write ``text`` to ``path`` by way of a temporary file beside it; missing folders are made."""
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a directory; expected a file to write.")
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

@@ -1,16 +1,17 @@
 """Families of directions: each one chooses the K directions of an optimizer's step.
 
 Random families are functions of (seed, step, sample, parameter, row, element) alone: see :mod:`.counter`. Families that
-remember are functions of the steps that were taken: see :mod:`.memory`.
+remember are functions of the steps that were taken: see :mod:`.remembered`.
 """
 
+from .earlier import Remembering, Resizable
 from .given import Coordinate, Fixed, Gradient
 from .grown import Grown
-from .memory import Best, Momentum, PreviousStep
 from .mixed import Mixed, PerLayer
-from .plane import Family, Memory, Plane, Remembering, Resizable, Size, Taken
+from .plane import Family, Learning, Learnt, Memory, Plane, Size, Start, Taken
 from .random import Gaussian, Orthonormal, Rademacher, Sphere
 from .rank_one import RankOne
+from .remembered import Best, Momentum, PreviousStep
 
 __all__ = [
     "Best",
@@ -20,6 +21,8 @@ __all__ = [
     "Gaussian",
     "Gradient",
     "Grown",
+    "Learning",
+    "Learnt",
     "Memory",
     "Mixed",
     "Momentum",
@@ -33,5 +36,6 @@ __all__ = [
     "Resizable",
     "Size",
     "Sphere",
+    "Start",
     "Taken",
 ]

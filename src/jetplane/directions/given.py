@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..ad.directions import Basis, Directions, Given
-from .plane import Plane, entries
+from ..ad.run.directions import Basis, Directions, Given
+from .plane import NOTHING_LEARNT, Learning, Learnt, Plane, entries
 
 
 @dataclass(frozen=True)
-class Coordinate:
+class Coordinate(Learning):
     """All D coordinate directions: V is the identity, so that the plane is the whole space.
 
     Example:
@@ -23,12 +23,12 @@ class Coordinate:
     def count(self, leaves: Sequence[Tensor]) -> int:
         return entries(leaves)
 
-    def draw(self, plane: Plane) -> Directions:
+    def draw(self, plane: Plane, learnt: Learnt = NOTHING_LEARNT) -> Directions:
         return Basis([leaf.shape for leaf in plane.leaves])
 
 
 @dataclass(frozen=True)
-class Gradient:
+class Gradient(Learning):
     """The gradient itself, K = 1, from one backward pass at the time of drawing.
 
     Example:
@@ -41,12 +41,12 @@ class Gradient:
     def count(self, leaves: Sequence[Tensor]) -> int:
         return 1
 
-    def draw(self, plane: Plane) -> Directions:
+    def draw(self, plane: Plane, learnt: Learnt = NOTHING_LEARNT) -> Directions:
         return Given([part.detach().unsqueeze(0) for part in plane.gradient()])
 
 
 @dataclass(frozen=True, eq=False)
-class Fixed:
+class Fixed(Learning):
     """The same directions at every step: one tensor (K, *S) for each parameter.
 
     Example:
@@ -82,7 +82,7 @@ class Fixed:
     def count(self, leaves: Sequence[Tensor]) -> int:
         return self.rows[0].shape[0]
 
-    def draw(self, plane: Plane) -> Directions:
+    def draw(self, plane: Plane, learnt: Learnt = NOTHING_LEARNT) -> Directions:
         if len(self.rows) != len(plane.leaves):
             raise ValueError(
                 f"there are fixed directions for {len(self.rows)} parameters; expected {len(plane.leaves)}."

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..ad.directions import Directions
-from .plane import Family, Plane, Size
+from ..ad.run.directions import Directions
+from .earlier import adopted
+from .plane import NOTHING_LEARNT, Family, Learning, Learnt, Plane, Size, Start, Taken
 
 
 @dataclass(frozen=True)
-class Grown:
+class Grown(Learning):
     """``make(k)``, such as Gaussian(k), with k between ``smallest`` and ``most``: doubled where more directions pay.
 
     K is best where gain per cost is largest, and there the gain of the last directions for their cost is that of all of
@@ -54,24 +55,23 @@ class Grown:
     def count(self, leaves: Sequence[Tensor]) -> int:
         return self.make(self.start).count(leaves)
 
-    def draw(self, plane: Plane) -> Directions:
-        return self.make(self.start).draw(plane)
+    def fresh(self, leaves: Sequence[Tensor]) -> int:
+        return self.make(self.most).count(leaves)
 
-    @property
-    def size(self) -> Size:
-        return self.start, 0.0
+    def init(self) -> Start:
+        return Start(size=(self.start, 0.0))
 
-    @property
-    def largest(self) -> Family:
-        return self.make(self.most)
+    def draw(self, plane: Plane, learnt: Learnt = NOTHING_LEARNT) -> Directions:
+        k = self.start if learnt.size is None else learnt.size[0]
+        return adopted(self.make(k)).draw(plane)
 
-    def at(self, size: Size) -> Family:
-        return self.make(size[0])
-
-    def half(self, size: Size) -> Family:
-        return self.make(size[0] // 2)
+    def update(self, learnt: Learnt, taken: Taken) -> Learnt:
+        assert learnt.size is not None
+        half = self.make(learnt.size[0] // 2).count(taken.deltas)
+        return learnt._replace(size=self.resized(learnt.size, taken.advantage(half)))
 
     def resized(self, size: Size, advantage: float) -> Size:
+        """The next size, where the second half of the directions gained ``advantage`` more, for its cost, than all."""
         k, evidence = size
         evidence += min(1.0, max(-1.0, advantage))
         if abs(evidence) < self.patience:

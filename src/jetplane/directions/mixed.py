@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import reduce
-from typing import cast
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial, reduce
 
 from torch import Tensor
 
-from ..ad.directions import Directions, Joined
-from .plane import Family, Memory, Plane, Remembering, Resizable, Size, Taken
+from ..ad.run.directions import Directions, Joined
+from .earlier import adopted
+from .plane import NOTHING_KEPT, NOTHING_LEARNT, Family, Learning, Learnt, Plane, Start, Taken
 
 _GOLDEN = 0x1E3779B97F4A7C15  # an odd number of 61 bits without a pattern
 
 
 @dataclass(frozen=True)
-class Mixed:
+class Mixed(Learning):
     """The directions of several families, one family below the other; a list given as ``directions`` is one of these.
 
     Each family draws with a seed of its own, and has a memory of its own. The last one may change its size between
@@ -42,79 +42,56 @@ class Mixed:
             if not isinstance(family, Family):
                 name = type(family).__name__
                 raise TypeError(f"entry {number} of the directions is {name}; expected a family such as Gaussian(31).")
-            if number < len(self.families) - 1 and resizable(family) is not None:
+            if number < len(self.families) - 1 and adopted(family).init().size is not None:
                 raise ValueError(f"entry {number} of the directions changes its size; expected it to be the last one.")
         object.__setattr__(self, "families", tuple(self.families))  # one form, which can be hashed
+
+    @cached_property
+    def _parts(self) -> tuple[Learning, ...]:
+        return tuple(adopted(family) for family in self.families)
 
     def count(self, leaves: Sequence[Tensor]) -> int:
         return sum(family.count(leaves) for family in self.families)
 
-    def draw(self, plane: Plane) -> Directions:
+    def fresh(self, leaves: Sequence[Tensor]) -> int:
+        return sum(part.fresh(leaves) for part in self._parts)
+
+    def init(self) -> Start:
+        return self._start
+
+    @cached_property
+    def _start(self) -> Start:
+        starts = [part.init() for part in self._parts]
+        slots = {f"{n}.{name}": axes for n, one in enumerate(starts) for name, axes in one.slots.items()}
+        return Start(slots, starts[-1].size)
+
+    def draw(self, plane: Plane, learnt: Learnt = NOTHING_LEARNT) -> Directions:
+        if not learnt.memory:
+            learnt = learnt._replace(memory=plane.memory)
         drawn = []
-        for number, family in enumerate(self.families):
-            own = plane._replace(
-                seed=plane.seed ^ (_GOLDEN * number % (1 << 63)), memory=self._own(number, plane.memory)
-            )
-            drawn.append(family.draw(own))
+        for number, part in enumerate(self._parts):
+            own = plane._replace(seed=plane.seed ^ (_GOLDEN * number % (1 << 63)), memory={})
+            drawn.append(part.draw(own, self._own(number, learnt)))
         return reduce(Joined, drawn)
 
-    # -- memory -----------------------------------------------------------------------------------------------------
+    def update(self, learnt: Learnt, taken: Taken) -> Learnt:
+        after = learnt
+        for number, part in enumerate(self._parts):
+            if part.init() != NOTHING_KEPT:
+                before = sum(one.count(taken.deltas) for one in self._parts[:number])
+                advantage = partial(_beyond, taken.advantage, before)
+                after = part.update(self._own(number, learnt), taken._replace(advantage=advantage))
+        return learnt._replace(size=after.size)
 
-    @property
-    def slots(self) -> dict[str, tuple[int, ...]]:
-        return {
-            f"{number}.{name}": axes
-            for number, family in enumerate(self.families)
-            if isinstance(family, Remembering)
-            for name, axes in family.slots.items()
-        }
-
-    def remember(self, memory: Memory, deltas: Sequence[Tensor], taken: Taken) -> None:
-        for number, family in enumerate(self.families):
-            if isinstance(family, Remembering):
-                family.remember(self._own(number, memory), deltas, taken)
-
-    @staticmethod
-    def _own(number: int, memory: Memory) -> Memory:
-        """The part of one family: names begin with its number."""
-        start = f"{number}."
-        return {name.removeprefix(start): tensors for name, tensors in memory.items() if name.startswith(start)}
-
-    # -- size: that of the last family ------------------------------------------------------------------------------
-
-    @property
-    def size(self) -> Size | None:
-        last = resizable(self.families[-1])
-        return None if last is None else last.size
-
-    @property
-    def largest(self) -> Family:
-        last = resizable(self.families[-1])
-        return self if last is None else self._ending(last.largest)
-
-    def at(self, size: Size) -> Family:
-        return self._ending(self._last.at(size))
-
-    def half(self, size: Size) -> Family:
-        return self._ending(self._last.half(size))
-
-    def resized(self, size: Size, advantage: float) -> Size:
-        return self._last.resized(size, advantage)
-
-    @property
-    def _last(self) -> Resizable:
-        last = self.families[-1]
-        assert isinstance(last, Resizable)
-        return last
-
-    def _ending(self, last: Family) -> Mixed:
-        return replace(self, families=(*self.families[:-1], last))
+    def _own(self, number: int, learnt: Learnt) -> Learnt:
+        """The part of one family: names of its memory begin with its number, and the last one may change its size."""
+        start, size = f"{number}.", learnt.size if number == len(self.families) - 1 else None
+        own = {name.removeprefix(start): kept for name, kept in learnt.memory.items() if name.startswith(start)}
+        return Learnt(own, size)
 
 
-def resizable(family: Family) -> Resizable | None:
-    """``family`` if its size changes between steps."""
-    # a protocol would look at all of its members each time, which a step would feel
-    return cast(Resizable, family) if getattr(family, "size", None) is not None else None
+def _beyond(advantage: Callable[[int], float], before: int, count: int) -> float:
+    return advantage(before + count)
 
 
 def layers_of(leaves: Sequence[Tensor]) -> list[int]:
@@ -131,7 +108,7 @@ def layers_of(leaves: Sequence[Tensor]) -> list[int]:
 
 
 @dataclass(frozen=True)
-class PerLayer:
+class PerLayer(Learning):
     """Each direction of a family split into one direction for each layer, zero in all others: K times the layers.
 
     The step then has a length for each layer of its own. A layer begins at each parameter of two or more axes and takes
@@ -151,7 +128,7 @@ class PerLayer:
         if not isinstance(self.family, Family):
             name = type(self.family).__name__
             raise TypeError(f"the family to split is {name}; expected a family of directions such as PreviousStep().")
-        if resizable(self.family) is not None:
+        if adopted(self.family).init().size is not None:
             raise ValueError("the family to split changes its size; expected one of a fixed size.")
         if self.by not in ("layer", "parameter"):
             raise ValueError(f"by is {self.by!r}; expected 'layer' or 'parameter'.")
@@ -159,16 +136,21 @@ class PerLayer:
     def count(self, leaves: Sequence[Tensor]) -> int:
         return self.family.count(leaves) * (max(self._layers(leaves)) + 1)
 
-    def draw(self, plane: Plane) -> Directions:
-        return _Split(self.family.draw(plane), self._layers(plane.leaves))
+    @cached_property
+    def _part(self) -> Learning:
+        return adopted(self.family)
 
-    @property
-    def slots(self) -> dict[str, tuple[int, ...]]:
-        return self.family.slots if isinstance(self.family, Remembering) else {}
+    def fresh(self, leaves: Sequence[Tensor]) -> int:
+        return 0 if self.init().slots else self.count(leaves)
 
-    def remember(self, memory: Memory, deltas: Sequence[Tensor], taken: Taken) -> None:
-        if isinstance(self.family, Remembering):
-            self.family.remember(memory, deltas, taken)
+    def init(self) -> Start:
+        return self._part.init()
+
+    def draw(self, plane: Plane, learnt: Learnt = NOTHING_LEARNT) -> Directions:
+        return _Split(self._part.draw(plane, learnt), self._layers(plane.leaves))
+
+    def update(self, learnt: Learnt, taken: Taken) -> Learnt:
+        return self._part.update(learnt, taken)
 
     def _layers(self, leaves: Sequence[Tensor]) -> list[int]:
         return list(range(len(leaves))) if self.by == "parameter" else layers_of(leaves)

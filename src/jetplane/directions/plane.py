@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from ..ad.directions import Directions
+from ..ad.run.directions import Directions
 
 Memory = Mapping[str, list[Tensor]]  # by name; one tensor for each parameter
+Size = tuple[int, float]  # how many directions, and the evidence for more (above 0) or fewer of them
 
 
 class Plane(NamedTuple):
@@ -21,20 +23,45 @@ class Plane(NamedTuple):
     sample: int  # number of the plane within the step, from 0
     leaves: Sequence[Tensor]  # the parameters that move, in order
     gradient: Callable[[], list[Tensor]]  # one backward pass of the closure; only `Gradient` calls it
-    memory: Memory = MappingProxyType({})  # what the optimizer keeps for a family that remembers
+    memory: Memory = MappingProxyType({})  # for families of version 0.1.0; others are handed what they have learnt
 
 
 class Taken(NamedTuple):
-    """The plane of a step that was taken, for a family that remembers."""
+    """The plane of a step that was taken, for a family that learns from it."""
 
     directions: Directions  # as the family drew them
     coefficients: Tensor  # (K,)
     gains: Tensor  # (K,): -c_k g_k, each direction's share of the decrease by the slope
+    # the update, one tensor for each parameter, without weight decay and in the units of the directions, before a
+    # group's learning rate stretches them
+    deltas: Sequence[Tensor] = ()
+    # how much more, for its cost, the part of the plane beyond its first n directions gained than all of it
+    advantage: Callable[[int], float] = lambda _: 0.0
+
+
+class Start(NamedTuple):
+    """What an optimizer keeps for a family, before the first step."""
+
+    slots: Mapping[str, tuple[int, ...]] = MappingProxyType({})  # names, with the axes in front of a parameter's own
+    size: Size | None = None  # of a family whose K changes
+
+
+class Learnt(NamedTuple):
+    """What a family has learnt. It lives in the optimizer, and in its ``state_dict``."""
+
+    memory: Memory = MappingProxyType({})  # a tensor for each slot and parameter, zero at first
+    size: Size | None = None
+
+
+NOTHING_KEPT, NOTHING_LEARNT = Start(), Learnt()
 
 
 @runtime_checkable
 class Family(Protocol):
-    """A way to choose K directions: a small frozen callable part of an optimizer."""
+    """A way to choose K directions: a small frozen callable part of an optimizer.
+
+    This is all that one without a state needs. One that learns from its steps is a :class:`Learning`.
+    """
 
     def count(self, leaves: Sequence[Tensor]) -> int:
         """K, the number of directions for these parameters."""
@@ -45,55 +72,33 @@ class Family(Protocol):
         ...
 
 
-@runtime_checkable
-class Remembering(Family, Protocol):
-    """A family whose directions depend on the steps that were taken.
+class Learning(ABC):
+    """A family whose directions may depend on the steps that were taken; the defaults are those of one without a state.
 
-    Its memory lives in the optimizer, zero at first. A step that is not taken leaves it as it is.
+    What it has learnt lives in the optimizer: it begins as ``family.init()`` says, ``family.draw(plane, learnt)`` makes
+    the directions of a step, and ``learnt = family.update(learnt, taken)`` follows each one that is taken. A step that
+    is not taken leaves it as it is.
     """
 
-    @property
-    def slots(self) -> dict[str, tuple[int, ...]]:
-        """The names of its memory, each with the axes that its tensors have before those of their parameter."""
-        ...
+    @abstractmethod
+    def count(self, leaves: Sequence[Tensor]) -> int:
+        """K at the start, for these parameters."""
 
-    def remember(self, memory: Memory, deltas: Sequence[Tensor], taken: Taken) -> None:
-        """Note a step, by writing into the memory's tensors.
+    def fresh(self, leaves: Sequence[Tensor]) -> int:
+        """How many directions a step makes anew, at most: those that remember may well lie in the plane of others."""
+        return self.count(leaves)
 
-        ``deltas`` are the update, one tensor for each parameter, without weight decay and in the units of the
-        directions, before a group's learning rate stretches them.
-        """
-        ...
+    def init(self) -> Start:
+        """What the optimizer is to keep."""
+        return NOTHING_KEPT
 
+    @abstractmethod
+    def draw(self, plane: Plane, learnt: Learnt = NOTHING_LEARNT) -> Directions:
+        """The directions of one step; equal planes and states give equal rows."""
 
-Size = tuple[int, float]  # how many directions, and the evidence for more (above 0) or fewer of them
-
-
-@runtime_checkable
-class Resizable(Family, Protocol):
-    """A family whose K changes between steps.
-
-    What it has learnt lives with the caller: ``family.at(size)`` is the family of the next step, and ``size =
-    family.resized(size, advantage)`` follows each one; ``family.size`` is where it begins, None if it does not change.
-    """
-
-    @property
-    def size(self) -> Size | None: ...
-
-    @property
-    def largest(self) -> Family:
-        """The family when it has grown as far as it may."""
-        ...
-
-    def at(self, size: Size) -> Family: ...
-
-    def half(self, size: Size) -> Family:
-        """A family of about half the size, whose directions are the first ones of ``at(size)``."""
-        ...
-
-    def resized(self, size: Size, advantage: float) -> Size:
-        """The next size, where the second half of the directions gained ``advantage`` more, for its cost, than all."""
-        ...
+    def update(self, learnt: Learnt, taken: Taken) -> Learnt:
+        """The state after a step: the memory's own tensors, written in place, and the next size."""
+        return learnt
 
 
 def entries(leaves: Sequence[Tensor]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,11 +10,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ..ad.directions import Directions
+from ..ad.run.directions import Directions
 from . import scalar, traced
 from .counter import Stream, normal, working_dtype
 from .counter import rademacher as signs
-from .plane import Plane, entries
+from .plane import NOTHING_LEARNT, Learning, Learnt, Plane, entries
 
 
 def _check_count(k: object) -> None:
@@ -33,7 +33,7 @@ def _check_numbers(plane: Plane) -> None:
 
 
 @dataclass(frozen=True)
-class RandomFamily(ABC):
+class RandomFamily(Learning):
     """What the random families share: K directions, drawn within the range of the counter."""
 
     k: int
@@ -45,7 +45,7 @@ class RandomFamily(ABC):
         """K."""
         return self.k
 
-    def draw(self, plane: Plane) -> Directions:
+    def draw(self, plane: Plane, learnt: Learnt = NOTHING_LEARNT) -> Directions:
         """The directions of one plane, made when they are asked for."""
         _check_numbers(plane)
         return self._rows(plane)

@@ -9,8 +9,8 @@ from itertools import accumulate
 
 from torch import Tensor
 
-from ..ad.directions import Directions
-from ..ad.sparse import Block, Factors
+from ..ad.algebra.sparse import Block, Factors
+from ..ad.run.directions import Directions
 from .mixed import layers_of
 from .plane import Plane
 from .random import NormalRows, RandomFamily

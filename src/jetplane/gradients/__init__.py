@@ -1,5 +1,5 @@
 """Forward gradients: unbiased estimates of a gradient from forward passes, accumulated into ``.grad``."""
 
-from .forward import ForwardGradient, forward_gradient
+from .estimator import ForwardGradient, forward_gradient
 
 __all__ = ["ForwardGradient", "forward_gradient"]

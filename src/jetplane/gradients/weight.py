@@ -9,16 +9,16 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..ad.budget import chunk_size_of
-from ..ad.directions import Directions
-from ..ad.jet import Jet, PairSet
-from ..ad.passes import chunks
-from ..ad.perturb import perturb
-from ..ad.replay import Replay
+from ..ad.algebra.jet import Jet, PairSet
+from ..ad.run.budget import chunk_size_of
+from ..ad.run.directions import Directions
+from ..ad.run.passes import chunks
+from ..ad.run.perturb import perturb
+from ..ad.run.replay import Replay
 from ..directions import Gaussian, Plane
-from .parameters import Parameters, accumulate
-from .plans import Width
-from .program import Program
+from .passes.kept_plans import Width
+from .program.loss_program import LossProgram
+from .program.parameters import Parameters, accumulate
 
 __all__ = ["weight_gradient"]
 
@@ -40,7 +40,7 @@ class _Part:
 
 
 def weight_gradient(
-    parameters: Parameters, program: Program, width: Width, seed: int, step: int | Tensor, allow_unused: bool
+    parameters: Parameters, program: LossProgram, width: Width, seed: int, step: int | Tensor, allow_unused: bool
 ) -> tuple[Tensor, object]:
     """Add sum_j (v_j . g) v_j / J with normal v_j to every ``.grad``; the losses, and what came with them.
 

@@ -2,11 +2,11 @@
 
 from .acceptance import Acceptance
 from .horizon import HorizonAdam, HorizonReport
-from .hyperplane import HyperplaneSearch
 from .minimize import minimize
 from .named import FGD, FoMoH, FoMoHBP, FoMoHKD, GaussNewtonSearch, Newton
-from .report import Report
+from .reports import Report
 from .result import Ending, Result
+from .search import HyperplaneSearch
 
 __all__ = [
     "FGD",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,24 @@ class Acceptance:
     def holds(self, predicted: float, actual: float) -> bool:
         """Whether a step with this predicted and actual decrease is accepted."""
         return math.isfinite(actual) and actual >= self.fraction * max(predicted, 0.0)
+
+
+UNRAISED = Acceptance()  # a step that raises the loss is not taken
+
+Choice = Acceptance | Literal[False] | None
+
+
+def chosen(accept: Choice, solver: object) -> Acceptance | None:
+    """The test of an optimizer's steps: what it was given, or without it (None) what its solver needs; False: none.
+
+    Example:
+        >>> from jetplane.solvers import SaddleFree, TrustRegion
+        >>> chosen(None, TrustRegion()), chosen(None, SaddleFree()), chosen(False, TrustRegion())
+        (Acceptance(backtracks=0, fraction=0.0), None, None)
+    """
+    if accept is None:
+        return UNRAISED if getattr(solver, "rejects", False) else None
+    return accept or None
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..ad import _torch
-from ..ad.budget import parse_bytes
+from ..ad.run.budget import parse_bytes
 
 __all__ = ["Fitting", "ambient", "shapes"]
 

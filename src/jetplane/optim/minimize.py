@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from ..ad import _torch
-from ..ad.passes import check_leaf
+from ..ad.run.passes import check_leaf
 from ..errors import OptimizationStalled
-from ..solvers import Status
-from .hyperplane import HyperplaneSearch
+from ..solvers import Status, adaptive
 from .named import FGD, FoMoH, FoMoHBP, FoMoHKD, Newton
 from .result import Ending, Result
+from .search import HyperplaneSearch
+from .stalling import explain
 
 __all__ = ["METHODS", "minimize"]
 
@@ -31,6 +32,7 @@ _WITH_K = ("fgd", "fomoh-kd")
 _QUIET = 3  # iterations in a row: one random plane may lie along a level line by chance
 
 
+@_torch.apart_from_graphs
 def minimize(
     fun: Callable[[Any], Any],
     x0: Any,
@@ -56,7 +58,8 @@ def minimize(
     norm of the slope along the directions was at most ``gtol``; ``tol`` sets both. ``fun`` is called at most ``maxfev``
     times. ``callback(intermediate_result)`` follows each iteration, and may raise StopIteration.
 
-    x of the result is the last point, or the last with a finite value.
+    x of the result is the best point that was seen. Steps that are rejected count as converged where they promised less
+    than ``ftol`` allows; ``patience`` others in a row end the search as stalled.
 
     Example:
         >>> def rosenbrock(x):
@@ -86,17 +89,23 @@ def minimize(
         except OptimizationStalled as error:
             ending, message = Ending.STALLED, str(error)
             break
-        if callback is not None:
-            try:
-                callback(search.result(Ending.RUNNING, "running."))
-            except StopIteration:
-                ending, message = Ending.CALLBACK, "`callback` raised `StopIteration`."
-                break
+        if callback is not None and _stops(callback, search.result(Ending.RUNNING, "running.")):
+            ending, message = Ending.CALLBACK, "`callback` raised `StopIteration`."
+            break
         if quiet:
             ending, message = Ending.CONVERGED, "the tolerances are met."
             break
     search.finish()
     return search.result(ending, message)
+
+
+def _stops(callback: Callable[[Result], Any], result: Result) -> bool:
+    """Whether the callback ends the iterations."""
+    try:
+        callback(result)
+    except StopIteration:
+        return True
+    return False
 
 
 class _Spent(Exception):
@@ -141,7 +150,8 @@ class _Search:
         self._ftol, self._gtol = ftol, gtol
         self._quiet = 0
         self._moved = False  # the last step was taken
-        self._best = point.tree(), math.nan  # the last point with a finite value, and that value
+        self._last = self._best = point.tree(), math.nan  # of the points with a finite value, with that value
+        self._rejected, self._promised = 0, False  # steps in a row, and whether one of them promised much
         self._history: list[float] = []
 
     def step(self) -> bool:
@@ -155,13 +165,31 @@ class _Search:
         report = self._optimizer.report
         loss = float(report.loss)
         flat = math.isfinite(loss) and float(report.slope.double().norm()) <= self._gtol
-        still = self._moved and abs(loss - self._history[-1]) <= self._ftol * max(abs(loss), 1.0)
-        self._quiet = self._quiet + 1 if flat or still else 0
+        little = self._ftol * max(abs(loss), 1.0)
+        still = self._moved and abs(loss - self._history[-1]) <= little
+        done = self._in_vain(report.status, float(report.predicted) <= little)
+        self._quiet = self._quiet + 1 if flat or still or done else 0
         self._moved = report.status is Status.OK
         self._record(here, loss)
-        if stalled is not None and not flat:
+        if stalled is not None:
             raise stalled
-        return self._quiet >= _QUIET or stalled is not None
+        if self._quiet < _QUIET and not done:
+            self._check_rejected(float(report.predicted) <= little)
+        return self._quiet >= _QUIET
+
+    def _in_vain(self, status: Status, little: bool) -> bool:
+        """Whether a step was rejected where there is only little to gain, and was from the first one on."""
+        if status is not Status.REJECTED:
+            self._rejected, self._promised = 0, False
+            return False
+        self._rejected, self._promised = self._rejected + 1, self._promised or not little
+        return not self._promised
+
+    def _check_rejected(self, little: bool) -> None:
+        """Raise if too many steps were rejected; a solver with a state has to have come to short ones first."""
+        patience = self._optimizer.patience
+        if patience is not None and self._rejected >= patience and (little or not adaptive(self._optimizer.solver)):
+            raise OptimizationStalled(explain(self._rejected, Status.REJECTED))
 
     def finish(self) -> None:
         """Find the value after the last step."""
@@ -170,14 +198,17 @@ class _Search:
 
     def result(self, ending: Ending, message: str) -> Result:
         """What is known now; while running, the point before the last step and the value there."""
-        x, value = self._best
+        x, value = self._last if ending is Ending.RUNNING else self._best
         nit = len(self._history) - (ending is not Ending.RUNNING)
         success = ending is Ending.CONVERGED
         return Result(x, value, success, int(ending), message, nit, self._point.calls, list(self._history))
 
     def _record(self, here: Any, loss: float) -> None:
         if math.isfinite(loss) or not self._history:
-            self._best = here, loss
+            self._last = here, loss
+            better = loss >= self._best[1] if self._optimizer.maximize else loss <= self._best[1]
+            if better or not math.isfinite(self._best[1]):
+                self._best = here, loss
         self._history.append(loss)
 
 
@@ -186,14 +217,9 @@ def _optimizer(
 ) -> HyperplaneSearch:
     if method not in METHODS:
         raise ValueError(f"method is {method!r}; expected one of {', '.join(map(repr, METHODS))}.")
-    parts = ("directions", "curvature", "solver")
+    _check_composition(method, options)
     if method == "hyperplane":
-        missing = [name for name in parts if name not in options]
-        if missing:
-            raise TypeError(f"method 'hyperplane' lacks {', '.join(missing)}; expected all of {', '.join(parts)}.")
         options.setdefault("lr", 1.0)
-    elif any(name in options for name in parts[:2]):
-        raise TypeError(f"method {method!r} has its own directions and curvature; expected method='hyperplane'.")
     if method in _WITH_K:
         size = sum(leaf.numel() for leaf in leaves)
         options["k"] = k if k is not None else min(2 if method == "fomoh-kd" else 1, size)
@@ -202,6 +228,16 @@ def _optimizer(
     if lr is not None:
         options["lr"] = lr
     return METHODS[method](leaves, **options)
+
+
+def _check_composition(method: str, options: dict[str, Any]) -> None:
+    """Raise unless there are directions, curvature and solver where the method has none of its own."""
+    parts = ("directions", "curvature", "solver")
+    missing = [name for name in parts if name not in options]
+    if method == "hyperplane" and missing:
+        raise TypeError(f"method 'hyperplane' lacks {', '.join(missing)}; expected all of {', '.join(parts)}.")
+    if method != "hyperplane" and ("directions" in options or "curvature" in options):
+        raise TypeError(f"method {method!r} has its own directions and curvature; expected method='hyperplane'.")
 
 
 def _check_bounds(ftol: float, gtol: float, maxiter: int, maxfev: int | None) -> None:

@@ -11,13 +11,14 @@ from ..curvature import Curvature, ExactHessian, GaussNewton, NoCurvature
 from ..directions import Coordinate, Family, Gaussian, Gradient, Mixed, Momentum, RankOne
 from ..directions.mixed import layers_of
 from ..solvers import AbsoluteCurvature, JitteredInverse, LevenbergMarquardt, NegativeSlope, Solver
-from .acceptance import Acceptance
-from .hyperplane import HyperplaneSearch, Moving
+from .acceptance import UNRAISED, Choice
+from .moving import Moving, listed
+from .search import HyperplaneSearch
 
 __all__ = ["FGD", "FoMoH", "FoMoHBP", "FoMoHKD", "GaussNewtonSearch", "Newton", "Options"]
 
 _ABSOLUTE, _INVERSE = AbsoluteCurvature(), JitteredInverse()
-_HESSIAN, _UNRAISED = ExactHessian(), Acceptance()
+_HESSIAN = ExactHessian()
 
 _HORIZONS = (0.0, 0.9, 0.99, 0.997)  # of the steps that a search remembers; 0 is the last one
 _DAMPING = 0.1
@@ -31,7 +32,7 @@ class Options(TypedDict, total=False):
     weight_decay: float
     clip: float | None
     maximize: bool
-    accept: Acceptance | None
+    accept: Choice
     patience: int | None
     chunk_size: int | None
     memory: int | str | None
@@ -102,8 +103,9 @@ class FoMoHKD(HyperplaneSearch):
     """Newton's step in the plane of K normal directions: theta -= lr * V^T (V H V^T)^-1 V grad f.
 
     The paper's solver goes to the stationary point of the plane, which is a maximum or a saddle where the projected
-    Hessian is not positive definite; ``solver=SaddleFree()`` (or LevenbergMarquardt, TrustRegion, Cubic) descends
-    always. ``directions`` other than K normal ones are a family, or a list such as [PreviousStep(), Gaussian(2)], and
+    Hessian is not positive definite; the step of ``solver=SaddleFree()`` (or LevenbergMarquardt) goes downhill always,
+    and with TrustRegion, Cubic or Damped the loss does not rise either, for a step that would raise it is not taken.
+    ``directions`` other than K normal ones are a family, or a list such as [PreviousStep(), Gaussian(2)], and
     ``curvature`` another part, or its name.
 
     Example:
@@ -158,7 +160,7 @@ class GaussNewtonSearch(HyperplaneSearch):
         solver: Solver | None = None,
         **options: Unpack[Options],
     ) -> None:
-        groups = [_lasting(one) for one in params]
+        groups = [_lasting(one) for one in listed(params)]
         leaves = [leaf for one in groups for leaf in _leaves(one)]
         entries = sum(leaf.numel() for leaf in leaves)
         if k is None:
@@ -168,7 +170,7 @@ class GaussNewtonSearch(HyperplaneSearch):
             directions = Mixed([Momentum(horizons), _fresh(k - len(horizons), leaves, entries)])
         if solver is None:
             solver = LevenbergMarquardt(_DAMPING, _DAMPING, shrink=False, relaxation=_relaxation(k, entries))
-        options.setdefault("accept", _UNRAISED)
+        options.setdefault("accept", UNRAISED)
         super().__init__(groups, lr, directions, GaussNewton(), solver, **options)
 
 
@@ -230,9 +232,9 @@ class Newton(HyperplaneSearch):
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "max_dim": self.max_dim}
 
-    def _check(self, moving: list[Moving]) -> None:
+    def _check(self, moving: Moving) -> None:
         super()._check(moving)
-        size = sum(one.tensor.numel() for one in moving)
+        size = moving.entries
         if size > self.max_dim:
             raise ValueError(
                 f"the parameters have {size} entries, and Newton computes their whole Hessian; expected at most "

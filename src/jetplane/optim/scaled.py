@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from ..ad import _torch
-from ..ad.directions import Directions, blocks_of, is_structured
-from ..ad.replay import Replay
-from ..ad.sparse import Block, Factors
+from ..ad.algebra.sparse import Block, Factors
+from ..ad.run.directions import Directions, blocks_of, is_structured
+from ..ad.run.replay import Replay
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
-from ..ad.jet import Quadratic
+from ..ad.algebra.jet import Quadratic
 from ..curvature import Curvature, is_late
-from ..solvers import Solver
+from ..solvers import Step
 
 __all__ = ["advantage", "passes"]
 
@@ -25,7 +26,7 @@ def passes(curvature: Curvature, k: int) -> int:
     return 1 + 2 * k + second + (k * k if pairs.shape == "all" else len(pairs.pairs)) * (second > 0)
 
 
-def advantage(model: Quadratic, solver: Solver, curvature: Curvature, half: int) -> float:
+def advantage(model: Quadratic, solver: Callable[[Quadratic], Step], curvature: Curvature, half: int) -> float:
     """How much more, for its cost, the part of the plane beyond its first ``half`` directions gains than all of it.
 
     Both gains are the decrease that the solver's step is predicted to make; zero where they say nothing.

@@ -3,14 +3,15 @@
 All but `JitteredInverse` descend: ``coefficients @ slope < 0`` for every finite, non-zero slope.
 """
 
-from .base import Adaptive, Solver, Status, Step, adaptive
+from .adopted import Adaptive, Traceable, TraceableAdaptive, adaptive
+from .base import Following, Solver, Status, Step
 from .cubic import Cubic
 from .damped import Damped
 from .inverse import JitteredInverse
 from .line import AbsoluteCurvature, NegativeSlope
 from .marquardt import LevenbergMarquardt
 from .spectral import SaddleFree, SoftAbs
-from .traced import Traceable, TraceableAdaptive, TracedStep
+from .traced import TracedStep
 from .trust import TrustRegion
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "Adaptive",
     "Cubic",
     "Damped",
+    "Following",
     "JitteredInverse",
     "LevenbergMarquardt",
     "NegativeSlope",

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import operator
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 from enum import Enum
-from typing import ClassVar, NamedTuple, Protocol, Self, TypeGuard, runtime_checkable
+from fractions import Fraction
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from ..ad.jet import Quadratic
+from ..ad.algebra.jet import Quadratic
+from .units import OWN, Reach, Units, excess, is_ordinary, newton, shifted_by, sizes, units_of
 
 
 class Status(Enum):
@@ -21,8 +24,11 @@ class Status(Enum):
     OK = "ok"
     NONFINITE = "the loss, slope, curvature or step is not finite"
     SINGULAR = "the curvature is singular, or could not be factorised"
-    FLAT = "the slope is zero, or there is no curvature to divide by"
+    FLAT = "the slope is zero, or the step too small for any number: there is nowhere to go, as at a minimum"
     REJECTED = "the step did not decrease the loss enough"
+
+
+HEALTHY = (Status.OK, Status.FLAT)  # nothing is wrong, also where there is nowhere to go
 
 
 class Step(NamedTuple):
@@ -37,7 +43,8 @@ class Step(NamedTuple):
 class Solver(Protocol):
     """Finds the step in a plane from the quadratic model there: a small frozen callable part of an optimizer.
 
-    Solvers never raise on numbers: they give zero coefficients and say why.
+    Solvers never raise on numbers: they give zero coefficients and say why. This is all that one without a state needs;
+    one that follows how well its model predicts is a :class:`Following`.
     """
 
     descends: ClassVar[bool]  # coefficients @ slope < 0 for every finite, non-zero slope
@@ -45,38 +52,48 @@ class Solver(Protocol):
     def __call__(self, model: Quadratic) -> Step: ...
 
 
-@runtime_checkable
-class Adaptive(Solver, Protocol):
-    """A solver with one number (damping, radius, sigma) that follows how well the model predicts.
+class Following(ABC):
+    """A solver as the optimizers use it, which may follow how well its model predicts.
 
-    The number lives with the caller: ``solver.at(state)(model)`` solves with it, and
-    ``state = solver.update(state, predicted, actual)`` follows each step; ``solver.state`` is where it begins.
+    Its state, one number (damping, radius, sigma), lives with the caller: it begins as ``solver.init()``, None for a
+    solver without one; ``solver.solve(model, state)`` solves with it, and ``state = solver.update(state, predicted,
+    actual)`` follows each step. The defaults are those of a solver without a state.
     """
 
+    descends: ClassVar[bool]
+    noise: ClassVar[bool] = False  # it uses the noise of the slope, which the losses of single samples (B,) tell
+    rejects: ClassVar[bool] = False  # its theory needs that steps which raise the loss are not taken
+
+    def init(self) -> float | None:
+        return None
+
+    @abstractmethod
+    def solve(self, model: Quadratic, state: Any) -> Step: ...
+
+    def update(self, state: Any, predicted: float | Tensor, actual: float | Tensor) -> Any:
+        """The next state."""
+        return state
+
+    def __call__(self, model: Quadratic) -> Step:
+        return self.solve(model, self.init())
+
+
+class Numbered(Following):
+    """A solver whose state is one of its fields at the start."""
+
+    number: ClassVar[str]  # the name of the field
+
     @property
-    def state(self) -> float: ...
+    def state(self) -> float:
+        """The state at the start."""
+        return float(getattr(self, self.number))
 
-    def at(self, state: float) -> Self: ...
+    def init(self) -> float:
+        return self.state
 
-    def update(self, state: float, predicted: float | Tensor, actual: float | Tensor) -> float: ...
-
-
-def adaptive(solver: Solver) -> TypeGuard[Adaptive]:
-    """Whether a solver is adaptive. A protocol would look at all of its members each time, which a step would feel."""
-    return _adapts(type(solver))
-
-
-@functools.cache
-def _adapts(kind: type) -> bool:
-    return all(hasattr(kind, name) for name in ("state", "at", "update"))
-
-
-class Plain(NamedTuple):
-    """A finite model with a non-zero slope, in float64 on the CPU."""
-
-    slope: Tensor  # (K,)
-    curvature: Tensor  # (K, K)
-    noise: Tensor | None = None  # (K, K), the covariance of the slope where it is known
+    def at(self, state: float) -> Self:
+        """The same solver with another state at the start."""
+        return replace(self, **{self.number: state})  # type: ignore[type-var]
 
 
 class Failure(NamedTuple):
@@ -85,15 +102,29 @@ class Failure(NamedTuple):
     status: Status
 
 
-Method = Callable[[Plain], "Tensor | Failure"]
+# of a finite model with a non-zero slope, in float64 on the CPU, in these units
+Method = Callable[[Quadratic, Units], "Tensor | Failure"]
 # the same for a slope and a curvature of a few numbers, in Python's own arithmetic
 Few = Callable[[list[float], list[list[float]]], "list[float] | Failure"]
 
+_SMALL, _LARGE = 2.0**-200, 2.0**200
+_UNITS = 8  # times that a step is solved for: each of them is a fourth of all numbers nearer
 _FEW = 4  # K up to which tensors would take longer than their numbers
 
 
-def solve(model: Quadratic, method: Method, *, descends: bool, limit: float = math.inf, few: Few | None = None) -> Step:
+def solve(
+    model: Quadratic,
+    method: Method,
+    *,
+    descends: bool,
+    limit: float = math.inf,
+    few: Few | None = None,
+    reach: Reach | None = newton,
+) -> Step:
     """The step that ``method`` finds in float64, in the model's dtype and on its device, checked.
+
+    Where the numbers of the model are far from one, ``method`` gets it in other units, in which a step as long as
+    ``reach`` says is 1; without one (None), for methods that take each direction by itself, it gets the model as it is.
 
     A direction that is zero, as one that remembers a step before there was any, gets the coefficient zero whatever the
     method. Where rounding would turn a descending step uphill, it is replaced by the Cauchy step along -g, which has at
@@ -104,40 +135,110 @@ def solve(model: Quadratic, method: Method, *, descends: bool, limit: float = ma
         return step
     like = model.slope.detach()
     plain = plainly(model, torch.device("cpu"))
-    if not (_finite(model.loss) and _finite(plain.slope) and _finite(plain.curvature)):
-        return _stay(like, Status.NONFINITE)
-    if not bool(plain.slope.any()):
-        return _stay(like, Status.FLAT)
-    zero = None if bool(plain.slope.all()) else zero_columns(plain)
-    found = method(plain if zero is None else filled(plain, zero))
+    reason = _unsolvable(model.loss, plain)
+    if reason is not None:
+        return _stay(like, reason)
+    size = sizes(plain)
+    ordinary = is_ordinary(*size)
+    if reach is None or ordinary:
+        units, found = OWN, _found(plain, OWN, method)
+    else:
+        units, found = _in_units(plain, method, reach(*size))
     if isinstance(found, Failure):
         return _stay(like, found.status)
-    found = found if zero is None else torch.where(zero, 0.0, found)
-    coefficients = found.to(like)
-    if descends and _finite(coefficients) and not bool(coefficients @ like < 0):
-        found = _cauchy(plain, limit)
-        coefficients = found.to(like)
-    predicted = predict(plain, found).to(like)
+    coefficients = shifted_by(found, units.step).to(like)
+    if descends and _finite(coefficients) and not _falls(coefficients, like, ordinary):
+        found = _cauchy(units.model(plain), units.length(limit) if math.isfinite(limit) else limit)
+        coefficients = shifted_by(found, units.step).to(like)
+    return _checked(coefficients, _decrease(plain, shifted_by(found, units.step), ordinary).to(like))
+
+
+def _found(plain: Quadratic, units: Units, method: Method) -> Tensor | Failure:
+    """What the method finds, zero for directions that are zero."""
+    zero = None if bool(plain.slope.all()) else zero_columns(plain)
+    found = method(plain if zero is None else filled(plain, zero), units)
+    return found if zero is None or isinstance(found, Failure) else torch.where(zero, 0.0, found)
+
+
+def _in_units(plain: Quadratic, method: Method, reach: float) -> tuple[Units, Tensor | Failure]:
+    """What the method finds in units in which it is of order one, and these units.
+
+    How long a step is becomes known by solving: one that is not of order one is solved for again.
+    """
+    size = sizes(plain)
+    for _ in range(_UNITS):
+        units = units_of(reach, *size)
+        found = _found(units.model(plain), units, method)
+        away = 0 if isinstance(found, Failure) else excess(found)
+        if not away:
+            break
+        reach = units.step + away
+    return units, found
+
+
+def _falls(coefficients: Tensor, slope: Tensor, ordinary: bool) -> bool:
+    """Whether a step goes downhill."""
+    if ordinary:
+        return bool(coefficients @ slope < 0)
+    return _exact_dot(_fractions(coefficients), _fractions(slope)) < 0
+
+
+def _decrease(plain: Quadratic, coefficients: Tensor, ordinary: bool) -> Tensor:
+    """The model's decrease."""
+    if ordinary or not _finite(coefficients):
+        return plain.decrease(coefficients)
+    c = _fractions(coefficients)
+    bent = [_exact_dot(_fractions(row), c) for row in plain.curvature]
+    decrease = -(_exact_dot(_fractions(plain.slope), c) + _exact_dot(bent, c) / 2)
+    try:
+        return coefficients.new_tensor(float(decrease))
+    except OverflowError:
+        return coefficients.new_tensor(math.inf if decrease > 0 else -math.inf)
+
+
+def _fractions(numbers: Tensor) -> list[Fraction]:
+    """Numbers whose products are numbers, however large or small."""
+    return [*map(Fraction, numbers.tolist())]
+
+
+def _exact_dot(a: list[Fraction], b: list[Fraction]) -> Fraction:
+    return sum(map(operator.mul, a, b), Fraction(0))
+
+
+def _checked(coefficients: Tensor, predicted: Tensor) -> Step:
+    """The step, unless its numbers are not finite, or too small to be any."""
     if not (_finite(coefficients) and _finite(predicted)):
-        return _stay(like, Status.NONFINITE)
+        return _stay(coefficients, Status.NONFINITE)
+    if not bool(coefficients.any()):
+        return _stay(coefficients, Status.FLAT)
     return Step(coefficients, Status.OK, predicted)
+
+
+def _unsolvable(loss: Tensor, plain: Quadratic) -> Status | None:
+    """Why there is nothing to solve, None where there is."""
+    if not (_finite(loss) and _finite(plain.slope) and _finite(plain.curvature)):
+        return Status.NONFINITE
+    return None if bool(plain.slope.any()) else Status.FLAT
 
 
 def _solve_few(model: Quadratic, few: Few, descends: bool) -> Step | None:
     """The step in the plane of a few directions; None where there is anything special about it."""
     like = model.slope.detach()
     slope, curvature = like.tolist(), model.curvature.detach().tolist()
-    if not (_all_finite([model.loss.item(), *slope], *curvature) and all(slope)):
+    if not (_all_finite([model.loss.item(), *slope], *curvature) and all(slope) and _few_ordinary(slope, *curvature)):
         return None
     found = few(slope, curvature)
     if isinstance(found, Failure):
         return _stay(like, found.status)
     coefficients = torch.tensor(found, dtype=like.dtype, device=like.device)
     rounded = found if like.dtype == torch.float64 else coefficients.tolist()
-    predicted = -(dot(slope, found) + dot(found, [dot(row, found) for row in curvature]) / 2)
-    if not _all_finite(rounded, [predicted]) or (descends and not dot(rounded, slope) < 0):
+    decrease = Quadratic.decrease_of(slope, curvature, found)
+    predicted = torch.tensor(decrease, dtype=like.dtype, device=like.device)
+    # the model's dtype may be too short for the decrease, though not for the coefficients
+    small = not any(rounded) or (descends and not dot(rounded, slope) < 0)
+    if small or not _all_finite(rounded, [predicted.item()]):
         return None
-    return Step(coefficients, Status.OK, torch.tensor(predicted, dtype=like.dtype, device=like.device))
+    return Step(coefficients, Status.OK, predicted)
 
 
 def dot(a: list[float], b: list[float]) -> float:
@@ -149,32 +250,34 @@ def _all_finite(*rows: list[float]) -> bool:
     return all(math.isfinite(number) for row in rows for number in row)
 
 
-def plainly(model: Quadratic, device: torch.device) -> Plain:
-    """The model in float64."""
+def _few_ordinary(*rows: list[float]) -> bool:
+    """Whether numbers need no other units."""
+    sizes = [max(map(abs, row)) for row in rows]
+    slope, curvature = sizes[0], max(sizes[1:])
+    return _SMALL <= slope <= _LARGE and (curvature == 0.0 or _SMALL <= curvature <= _LARGE)
+
+
+def plainly(model: Quadratic, device: torch.device) -> Quadratic:
+    """The model in float64; the loss stays as it is, for no solver computes with it."""
     parts = model.slope, model.curvature, model.noise
     slope, curvature, noise = (None if part is None else part.detach().to(device, torch.float64) for part in parts)
     assert slope is not None and curvature is not None
-    return Plain(slope, curvature, noise)
+    return Quadratic(model.loss, slope, curvature, noise)
 
 
-def zero_columns(plain: Plain) -> Tensor:
+def zero_columns(plain: Quadratic) -> Tensor:
     """(K,) bool: the directions without slope and without any curvature."""
     curved = plain.curvature.ne(0)
     return ~(plain.slope.ne(0) | curved.any(0) | curved.any(1))
 
 
-def filled(plain: Plain, zero: Tensor) -> Plain:
+def filled(plain: Quadratic, zero: Tensor) -> Quadratic:
     """The model with curvature for the directions that have none, so that it is no more singular than without them.
 
     The curvature is as large as the largest there is: a solver that looks at the extremes sees the same ones.
     """
     largest = plain.curvature.abs().max()
-    return plain._replace(curvature=plain.curvature + torch.diag(zero * torch.where(largest > 0, largest, 1.0)))
-
-
-def predict(plain: Plain, coefficients: Tensor) -> Tensor:
-    """-(g @ c + c @ H @ c / 2)"""
-    return -(plain.slope @ coefficients + coefficients @ plain.curvature @ coefficients / 2)
+    return replace(plain, curvature=plain.curvature + torch.diag(zero * torch.where(largest > 0, largest, 1.0)))
 
 
 def _stay(like: Tensor, status: Status) -> Step:
@@ -185,7 +288,7 @@ def _finite(tensor: Tensor) -> bool:
     return bool(torch.isfinite(tensor.detach()).all())
 
 
-def _cauchy(plain: Plain, limit: float) -> Tensor:
+def _cauchy(plain: Quadratic, limit: float) -> Tensor:
     """-t g with t = |g|^2 / |g @ H @ g|, or as long as the limit allows."""
     unit = plain.slope / plain.slope.abs().max()
     unit = unit / unit.norm()
@@ -209,7 +312,7 @@ class Spectrum(NamedTuple):
     slope: Tensor  # (K,)
 
 
-def spectrum(plain: Plain) -> Spectrum | Failure:
+def spectrum(plain: Quadratic) -> Spectrum | Failure:
     """The eigenvalues and axes of the curvature, whose two halves are averaged first."""
     try:
         values, vectors = torch.linalg.eigh((plain.curvature + plain.curvature.T) / 2)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
 
 from torch import Tensor
 
-from ..ad.jet import Quadratic
-from .base import Failure, Plain, Step, agreement, followed, length, require_positive, solve, spectrum
+from ..ad.algebra.jet import Quadratic
+from .base import Failure, Numbered, Step, agreement, followed, length, require_positive, solve, spectrum
 from .secular import shifted
+from .units import Units
 
 
 @dataclass(frozen=True)
-class Cubic:
+class Cubic(Numbered):
     """The exact minimiser of the cubic model: min g @ c + c @ H @ c / 2 + sigma |c|^3 / 3.
 
     (H + mu I) c = -g with mu = sigma |c| and H + mu I positive semidefinite (Nesterov and Polyak 2006; Cartis, Gould
@@ -32,28 +34,27 @@ class Cubic:
     sigma: float = 1.0
     smallest: float = 1e-12
     descends: ClassVar[bool] = True
+    rejects: ClassVar[bool] = True
+    number: ClassVar[str] = "sigma"
 
     def __post_init__(self) -> None:
         require_positive(sigma=self.sigma, smallest=self.smallest)
-
-    @property
-    def state(self) -> float:
-        return self.sigma
-
-    def at(self, state: float) -> Self:
-        """The same solver with another sigma."""
-        return replace(self, sigma=state)
 
     def update(self, state: float, predicted: float | Tensor, actual: float | Tensor) -> float:
         """The next sigma."""
         return followed(state, agreement(predicted, actual), up=2, down=2, smallest=self.smallest)
 
-    def __call__(self, model: Quadratic) -> Step:
-        return solve(model, self._coefficients, descends=True)
+    def solve(self, model: Quadratic, state: float) -> Step:
+        return solve(model, partial(self._coefficients, state), descends=True, reach=partial(_reach, state))
 
-    def _coefficients(self, plain: Plain) -> Tensor | Failure:
-        found = spectrum(plain)
+    def _coefficients(self, sigma: float, plain: Quadratic, units: Units) -> Tensor | Failure:
+        found, sigma = spectrum(plain), units.cubic(sigma)
         if isinstance(found, Failure):
             return found
-        upper = math.sqrt(self.sigma * float(length(found.slope)))
-        return shifted(found, lambda shift: shift / self.sigma, upper)
+        upper = math.sqrt(sigma * float(length(found.slope)))
+        return shifted(found, lambda shift: shift / sigma, upper)
+
+
+def _reach(sigma: float, slope: float, curvature: float) -> float:
+    """Newton's step, or that of the cubic term alone."""
+    return min(slope - curvature, (slope - math.log2(sigma)) / 2)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ..ad.jet import Quadratic
-from .base import Failure, Plain, Step, agreement, followed, require_positive, solve, spectrum
+from ..ad.algebra.jet import Quadratic
+from .base import Failure, Numbered, Step, agreement, followed, require_positive, solve, spectrum
+from .units import Units
 
 
 @dataclass(frozen=True)
-class Damped:
+class Damped(Numbered):
     """c = -(H + d I)^-1 g, with d = damping, ten times more until H + d I is positive definite.
 
     Positive definite means here that the lowest eigenvalue of H + d I is at least d / 10, so that the step is not
@@ -31,31 +34,28 @@ class Damped:
     damping: float = 1e-3
     smallest: float = 1e-12
     descends: ClassVar[bool] = True
+    rejects: ClassVar[bool] = True
+    number: ClassVar[str] = "damping"
 
     def __post_init__(self) -> None:
         require_positive(damping=self.damping, smallest=self.smallest)
-
-    @property
-    def state(self) -> float:
-        return self.damping
-
-    def at(self, state: float) -> Self:
-        """The same solver with another damping."""
-        return replace(self, damping=state)
 
     def update(self, state: float, predicted: float | Tensor, actual: float | Tensor) -> float:
         """The next damping."""
         return followed(state, agreement(predicted, actual), up=4, down=3, smallest=self.smallest)
 
-    def __call__(self, model: Quadratic) -> Step:
-        return solve(model, self._coefficients, descends=True)
+    def solve(self, model: Quadratic, state: float) -> Step:
+        return solve(model, partial(self._coefficients, state), descends=True, reach=partial(_reach, state))
 
-    def _coefficients(self, plain: Plain) -> Tensor | Failure:
-        found = spectrum(plain)
+    def _coefficients(self, damping: float, plain: Quadratic, units: Units) -> Tensor | Failure:
+        found, damping = spectrum(plain), units.curvature(damping)
         if isinstance(found, Failure):
             return found
         lowest = float(found.values[0])
-        damping = self.damping
         while lowest + damping < damping / 10 and damping < torch.finfo(torch.float64).max:
             damping *= 10
         return -(found.vectors @ (found.slope / (found.values + damping)))
+
+
+def _reach(damping: float, slope: float, curvature: float) -> float:
+    return slope - max(curvature, math.log2(damping))

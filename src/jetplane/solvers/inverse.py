@@ -10,15 +10,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..ad.jet import Quadratic
-from .base import Failure, Plain, Status, Step, dot, require_positive, solve
+from ..ad.algebra.jet import Quadratic
+from .base import Failure, Following, Status, Step, dot, require_positive, solve
 from .traced import TracedStep
 from .traced import inverse as small_inverse
 from .traced import solve as solve_traced
+from .units import Units
 
 
 @dataclass(frozen=True)
-class JitteredInverse:
+class JitteredInverse(Following):
     """Newton's step in the plane: c = -(H + jitter I)^-1 g, as in the paper's published code.
 
     The plain inverse is tried first. While the matrix is singular in float64, or the result not finite, the jitter is
@@ -49,14 +50,14 @@ class JitteredInverse:
         if self.tries < 1:
             raise ValueError(f"tries is {self.tries}; expected at least one.")
 
-    def __call__(self, model: Quadratic) -> Step:
+    def solve(self, model: Quadratic, state: None) -> Step:
         return solve(model, self._coefficients, descends=False, few=self._few)
 
-    def traced(self, model: Quadratic) -> TracedStep:
+    def traced(self, model: Quadratic, state: Tensor | None = None) -> TracedStep:
         """The same step as a program that asks the host nothing."""
         return solve_traced(model, self._first_regular, Status.SINGULAR, descends=False)
 
-    def _first_regular(self, plain: Plain) -> tuple[Tensor, Tensor]:
+    def _first_regular(self, plain: Quadratic) -> tuple[Tensor, Tensor]:
         """All tries at once, and the first of them that holds."""
         identity = torch.eye(len(plain.slope), dtype=plain.slope.dtype, device=plain.slope.device)
         attempt = torch.arange(self.tries, device=plain.slope.device)
@@ -83,10 +84,11 @@ class JitteredInverse:
                 return [-dot(row, slope) for row in inverse]
         return Failure(Status.SINGULAR)
 
-    def _coefficients(self, plain: Plain) -> Tensor | Failure:
+    def _coefficients(self, plain: Quadratic, units: Units) -> Tensor | Failure:
         identity = torch.eye(len(plain.slope), dtype=plain.slope.dtype, device=plain.slope.device)
         for attempt in range(self.tries):
-            matrix = plain.curvature + self._extra(attempt) * identity
+            extra = units.curvature(self._extra(attempt)) if attempt else 0.0
+            matrix = plain.curvature + extra * identity
             inverse, info = torch.linalg.inv_ex(matrix)
             coefficients = -(inverse @ plain.slope)
             if int(info) == 0 and bool(coefficients.isfinite().all()) and not _singular(matrix, inverse):

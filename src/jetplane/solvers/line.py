@@ -9,14 +9,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..ad.jet import Quadratic
-from .base import Failure, Plain, Status, Step, solve
+from ..ad.algebra.jet import Quadratic
+from .base import Failure, Following, Status, Step, solve
 from .traced import TracedStep
 from .traced import solve as solve_traced
+from .units import Units
 
 
 @dataclass(frozen=True)
-class NegativeSlope:
+class NegativeSlope(Following):
     """Forward gradient descent: c = -scale * g. A scale of 1/K averages over the directions.
 
     Example:
@@ -32,23 +33,23 @@ class NegativeSlope:
         if not (math.isfinite(self.scale) and self.scale > 0):
             raise ValueError(f"scale is {self.scale}; expected a finite positive number.")
 
-    def __call__(self, model: Quadratic) -> Step:
-        return solve(model, lambda plain: -self.scale * plain.slope, descends=True, few=self._few)
+    def solve(self, model: Quadratic, state: None) -> Step:
+        return solve(model, lambda plain, units: -self.scale * plain.slope, descends=True, few=self._few, reach=None)
 
     def _few(self, slope: list[float], curvature: list[list[float]]) -> list[float]:
         return [-self.scale * g for g in slope]
 
-    def traced(self, model: Quadratic) -> TracedStep:
+    def traced(self, model: Quadratic, state: Tensor | None = None) -> TracedStep:
         """The same step as a program that asks the host nothing."""
         found = torch.ones((), dtype=torch.bool, device=model.slope.device)
         return solve_traced(model, lambda plain: (-self.scale * plain.slope, found), Status.FLAT, descends=True)
 
 
 @dataclass(frozen=True)
-class AbsoluteCurvature:
+class AbsoluteCurvature(Following):
     """Each direction by itself: c_k = -g_k / (|H_kk| + eps), the FoMoH step.
 
-    With ``eps`` 0, directions with slope but without curvature have no step: the status is FLAT.
+    With ``eps`` 0, directions with slope but without curvature have no step: the status is SINGULAR.
 
     Example:
         >>> model = Quadratic(torch.tensor(0.0), torch.tensor([2.0]), torch.tensor([[-4.0]]))
@@ -63,23 +64,23 @@ class AbsoluteCurvature:
         if not (math.isfinite(self.eps) and self.eps >= 0):
             raise ValueError(f"eps is {self.eps}; expected a finite number, zero or more.")
 
-    def __call__(self, model: Quadratic) -> Step:
-        return solve(model, self._coefficients, descends=True, few=self._few)
+    def solve(self, model: Quadratic, state: None) -> Step:
+        return solve(model, self._coefficients, descends=True, few=self._few, reach=None)
 
-    def traced(self, model: Quadratic) -> TracedStep:
+    def traced(self, model: Quadratic, state: Tensor | None = None) -> TracedStep:
         """The same step as a program that asks the host nothing."""
-        return solve_traced(model, self._quotients, Status.FLAT, descends=True)
+        return solve_traced(model, self._quotients, Status.SINGULAR, descends=True)
 
     def _few(self, slope: list[float], curvature: list[list[float]]) -> list[float] | Failure:
         divisors = [abs(curvature[k][k]) + self.eps for k in range(len(slope))]
-        return [-g / d for g, d in zip(slope, divisors, strict=True)] if all(divisors) else Failure(Status.FLAT)
+        return [-g / d for g, d in zip(slope, divisors, strict=True)] if all(divisors) else Failure(Status.SINGULAR)
 
-    def _quotients(self, plain: Plain) -> tuple[Tensor, Tensor]:
+    def _quotients(self, plain: Quadratic) -> tuple[Tensor, Tensor]:
         divisor = plain.curvature.diagonal().abs() + self.eps
         return -plain.slope / divisor, divisor.ne(0).all()
 
-    def _coefficients(self, plain: Plain) -> Tensor | Failure:
+    def _coefficients(self, plain: Quadratic, units: Units) -> Tensor | Failure:
         divisor = plain.curvature.diagonal().abs() + self.eps
         if not bool(divisor.all()):
-            return Failure(Status.FLAT)
+            return Failure(Status.SINGULAR)
         return -plain.slope / divisor

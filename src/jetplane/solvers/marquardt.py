@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple, Self
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..ad.jet import Quadratic
+from ..ad.algebra.jet import Quadratic
 from . import traced
-from .base import Plain, Status, Step, agreement, followed, require_positive, solve
+from .base import Numbered, Status, Step, agreement, followed, require_positive, solve
 
 
 @dataclass(frozen=True)
-class LevenbergMarquardt:
+class LevenbergMarquardt(Numbered):
     r"""c = -relaxation (H + damping D)^-1 g with D = diag(abs(H_kk)), Marquardt's scaling.
 
     Each direction is damped by its own curvature, so that the step does not depend on the directions' lengths. Damping
@@ -54,6 +54,8 @@ class LevenbergMarquardt:
     least: float = 0.1
     relaxation: float = 1.0
     descends: ClassVar[bool] = True
+    noise: ClassVar[bool] = True
+    number: ClassVar[str] = "damping"
 
     def __post_init__(self) -> None:
         require_positive(damping=self.damping, smallest=self.smallest)
@@ -63,14 +65,6 @@ class LevenbergMarquardt:
         for name, value in (("least", self.least), ("relaxation", self.relaxation)):
             if not 0 < value <= 1:
                 raise ValueError(f"{name} is {value}; expected a number above 0 and at most 1.")
-
-    @property
-    def state(self) -> float:
-        return self.damping
-
-    def at(self, state: float) -> Self:
-        """The same solver with another damping."""
-        return replace(self, damping=state)
 
     def update(self, state: float, predicted: float | Tensor, actual: float | Tensor) -> float:
         """The next damping."""
@@ -82,16 +76,16 @@ class LevenbergMarquardt:
         after = traced.followed(state, predicted, actual, up=self.up, down=self.down, smallest=self.smallest)
         return torch.minimum(after, state.clamp_min(_LARGEST))
 
-    def __call__(self, model: Quadratic) -> Step:
-        damping = torch.tensor(self.damping, dtype=torch.float64, device="cpu")
-        return solve(model, lambda plain: self._coefficients(plain, damping), descends=True)
+    def solve(self, model: Quadratic, state: float) -> Step:
+        damping = torch.tensor(state, dtype=torch.float64, device="cpu")
+        return solve(model, lambda plain, units: self._coefficients(plain, damping), descends=True)
 
     def traced(self, model: Quadratic, state: Tensor) -> traced.TracedStep:
         """The same step, with the damping ``state``, as a program that asks the host nothing."""
         found = torch.ones((), dtype=torch.bool, device=model.slope.device)
         return traced.solve(model, lambda plain: (self._coefficients(plain, state), found), Status.OK, descends=True)
 
-    def _coefficients(self, plain: Plain, damping: Tensor) -> Tensor:
+    def _coefficients(self, plain: Quadratic, damping: Tensor) -> Tensor:
         """(K,), not finite where the numbers are too large. One program for both: all of it is tensor arithmetic."""
         scaled, units = _scaled(plain)
         damped = _damped(scaled.curvature, damping)
@@ -111,7 +105,7 @@ class _Damped(NamedTuple):
         return torch.cholesky_solve(slope.unsqueeze(1), self.factor).squeeze(1)
 
 
-def _scaled(plain: Plain) -> tuple[Plain, Tensor]:
+def _scaled(plain: Quadratic) -> tuple[Quadratic, Tensor]:
     """The model in units in which each direction has the curvature 1 or -1; and those units, (K,).
 
     A direction with slope but no curvature of its own is measured as the mean of the others.
@@ -122,7 +116,7 @@ def _scaled(plain: Plain) -> tuple[Plain, Tensor]:
     units = torch.where(size > 0, size, torch.where(mean > 0, mean, 1.0)).rsqrt()
     square = units.unsqueeze(1) * units
     noise = None if plain.noise is None else (plain.noise + plain.noise.T) / 2 * square
-    return Plain(plain.slope * units, curvature * square, noise), units
+    return Quadratic(plain.loss, plain.slope * units, curvature * square, noise), units
 
 
 _TRIES = 8
@@ -150,7 +144,7 @@ def _damped(curvature: Tensor, damping: Tensor) -> _Damped:
     return _Damped(*(torch.where(first[:, None, None], tries, 0.0).sum(0) for tries in (matrices, factors)))
 
 
-def _shrunk(plain: Plain, damped: _Damped, least: float) -> Tensor:
+def _shrunk(plain: Quadratic, damped: _Damped, least: float) -> Tensor:
     """(M + N / s)^-1 g for the damped curvature M and the noise N, with s by the method of moments.
 
     In the metric of M the slope has the expected square s tr(M^-1 H) + tr(M^-1 N), the signal's and the noise's.

@@ -9,12 +9,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..ad.jet import Quadratic
-from .base import Failure, Plain, Step, require_positive, solve, spectrum
+from ..ad.algebra.jet import Quadratic
+from .base import Failure, Following, Step, require_positive, solve, spectrum
+from .units import OWN, Units
 
 
 @dataclass(frozen=True)
-class SaddleFree:
+class SaddleFree(Following):
     """c = -|H|^-1 g: Newton's step where H is positive definite, away from saddles elsewhere.
 
     |H| = Q diag(max(|w|, floor max|w|)) Q^T for H = Q diag(w) Q^T. Where H is zero there is nothing to divide by, and
@@ -33,21 +34,21 @@ class SaddleFree:
         if not 0 < self.floor <= 1:
             raise ValueError(f"floor is {self.floor}; expected a number above 0 and at most 1.")
 
-    def __call__(self, model: Quadratic) -> Step:
+    def solve(self, model: Quadratic, state: None) -> Step:
         return solve(model, self._coefficients, descends=True)
 
-    def _coefficients(self, plain: Plain) -> Tensor | Failure:
+    def _coefficients(self, plain: Quadratic, units: Units) -> Tensor | Failure:
         found = spectrum(plain)
         if isinstance(found, Failure):
             return found
         size = found.values.abs()
         largest = float(size.max())
-        divisor = size.clamp_min(self.floor * largest) if largest > 0 else torch.ones_like(size)
+        divisor = size.clamp_min(self.floor * largest) if largest > 0 else torch.full_like(size, units.curvature(1.0))
         return -(found.vectors @ (found.slope / divisor))
 
 
 @dataclass(frozen=True)
-class SoftAbs:
+class SoftAbs(Following):
     """c = -Q diag(1 / s(w)) Q^T g with the smooth absolute value s(w) = w coth(sharpness w).
 
     s is close to |w| far from zero and never below 1 / sharpness (Betancourt, arXiv:1212.4693).
@@ -64,13 +65,18 @@ class SoftAbs:
     def __post_init__(self) -> None:
         require_positive(sharpness=self.sharpness)
 
-    def __call__(self, model: Quadratic) -> Step:
-        return solve(model, self._coefficients, descends=True)
+    def solve(self, model: Quadratic, state: None) -> Step:
+        return solve(model, self._coefficients, descends=True, reach=self._reach)
 
-    def _coefficients(self, plain: Plain) -> Tensor | Failure:
+    def _reach(self, slope: float, curvature: float) -> float:
+        return slope - max(curvature, -math.log2(self.sharpness))
+
+    def _coefficients(self, plain: Quadratic, units: Units) -> Tensor | Failure:
         found = spectrum(plain)
         if isinstance(found, Failure):
             return found
-        scaled = found.values.abs() * self.sharpness
+        least = units.curvature(1 / self.sharpness)
+        sharpness = self.sharpness if units is OWN else 1 / least
+        scaled = found.values.abs() * sharpness
         smooth = torch.where(scaled < math.sqrt(torch.finfo(scaled.dtype).eps), 1.0, scaled / torch.tanh(scaled))
-        return -(found.vectors @ (found.slope / (smooth / self.sharpness)))
+        return -(found.vectors @ (found.slope / (smooth / sharpness)))

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..ad.jet import Quadratic
-from .base import Plain, Status, filled, plainly, zero_columns
+from ..ad.algebra.jet import Quadratic
+from .base import Status, filled, plainly, zero_columns
 
 CODES = tuple(Status)  # a status on the device is its place here
 OK, NONFINITE, SINGULAR, FLAT, REJECTED = range(len(CODES))
@@ -28,23 +28,7 @@ class TracedStep(NamedTuple):
     predicted: Tensor  # ()
 
 
-@runtime_checkable
-class Traceable(Protocol):
-    """A solver that can be a part of a compiled step."""
-
-    def traced(self, model: Quadratic) -> TracedStep: ...
-
-
-@runtime_checkable
-class TraceableAdaptive(Protocol):
-    """An adaptive solver that can be: its state is a tensor () in float64, which follows by where's."""
-
-    def traced(self, model: Quadratic, state: Tensor) -> TracedStep: ...
-
-    def traced_update(self, state: Tensor, predicted: Tensor, actual: Tensor) -> Tensor: ...
-
-
-Method = Callable[[Plain], tuple[Tensor, Tensor]]  # coefficients (K,) and whether they could be found, a bool ()
+Method = Callable[[Quadratic], tuple[Tensor, Tensor]]  # coefficients (K,) and whether they could be found, a bool ()
 
 
 def solve(model: Quadratic, method: Method, failure: Status, *, descends: bool) -> TracedStep:
@@ -58,23 +42,19 @@ def solve(model: Quadratic, method: Method, failure: Status, *, descends: bool) 
     found = torch.where(zero, 0.0, found)
     coefficients = found.to(like.dtype)
     if descends:
-        uphill = _finite(coefficients) & ~((coefficients * like).sum() < 0)
+        signs = coefficients.sign() * like.sign()  # products may vanish where their signs do not
+        falls = ((coefficients * like).sum() < 0) | (signs.le(0).all() & signs.lt(0).any())
+        uphill = _finite(coefficients) & ~falls
         found = torch.where(uphill, _cauchy(plain), found)
         coefficients = found.to(like.dtype)
-    predicted = _predict(plain, found).to(like.dtype)
+    predicted = plain.decrease(found, fused=True).to(like.dtype)
     result = _finite(coefficients) & _finite(predicted)
-    code = torch.where(result, OK, NONFINITE)
+    code = torch.where(result, torch.where(coefficients.ne(0).any(), OK, FLAT), NONFINITE)
     code = torch.where(solved, code, CODES.index(failure))
     code = torch.where(moving, code, FLAT)
     code = torch.where(finite, code, NONFINITE)
     taken = code == OK
     return TracedStep(torch.where(taken, coefficients, 0.0), code, torch.where(taken, predicted, 0.0))
-
-
-def _predict(plain: Plain, coefficients: Tensor) -> Tensor:
-    """-(g @ c + c @ H @ c / 2) by sums, which a compiler fuses: a product would be a call of a library."""
-    bent = (plain.curvature * coefficients).sum(-1)
-    return -((plain.slope * coefficients).sum() + (bent * coefficients).sum() / 2)
 
 
 def followed(state: Tensor, predicted: Tensor, actual: Tensor, *, up: float, down: float, smallest: float) -> Tensor:
@@ -155,7 +135,7 @@ def _finite(tensor: Tensor) -> Tensor:
     return torch.isfinite(tensor.detach()).all()
 
 
-def _cauchy(plain: Plain) -> Tensor:
+def _cauchy(plain: Quadratic) -> Tensor:
     unit = plain.slope / plain.slope.abs().max()
     unit = unit / unit.norm()
     curvature = (unit @ plain.curvature @ unit).abs()

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ..ad.jet import Quadratic
-from .base import Failure, Plain, Step, agreement, length, require_positive, solve, spectrum
+from ..ad.algebra.jet import Quadratic
+from .base import Failure, Numbered, Step, agreement, length, require_positive, solve, spectrum
 from .secular import shifted
+from .units import Units
 
 
 @dataclass(frozen=True)
-class TrustRegion:
+class TrustRegion(Numbered):
     """The exact minimiser of the model in a ball: min g @ c + c @ H @ c / 2 subject to |c| <= radius.
 
     (H + mu I) c = -g with mu >= 0, H + mu I positive semidefinite and mu (radius - |c|) = 0. In the hard case, where
@@ -32,17 +35,11 @@ class TrustRegion:
     radius: float = 1.0
     largest: float = 1e6
     descends: ClassVar[bool] = True
+    rejects: ClassVar[bool] = True
+    number: ClassVar[str] = "radius"
 
     def __post_init__(self) -> None:
         require_positive(radius=self.radius, largest=self.largest)
-
-    @property
-    def state(self) -> float:
-        return self.radius
-
-    def at(self, state: float) -> Self:
-        """The same solver with another radius."""
-        return replace(self, radius=state)
 
     def update(self, state: float, predicted: float | Tensor, actual: float | Tensor) -> float:
         """The next radius."""
@@ -51,12 +48,19 @@ class TrustRegion:
             return max(state / 4, torch.finfo(torch.float64).tiny)
         return min(2 * state, max(state, self.largest)) if ratio > 0.75 else state
 
-    def __call__(self, model: Quadratic) -> Step:
-        return solve(model, self._coefficients, descends=True, limit=self.radius)
+    def solve(self, model: Quadratic, state: float) -> Step:
+        return solve(
+            model, partial(self._coefficients, state), descends=True, limit=state, reach=partial(_reach, state)
+        )
 
-    def _coefficients(self, plain: Plain) -> Tensor | Failure:
-        found = spectrum(plain)
+    def _coefficients(self, radius: float, plain: Quadratic, units: Units) -> Tensor | Failure:
+        found, radius = spectrum(plain), units.length(radius)
         if isinstance(found, Failure):
             return found
-        upper = float(length(found.slope)) / self.radius
-        return shifted(found, lambda shift: torch.full_like(shift, self.radius), upper)
+        upper = float(length(found.slope)) / radius
+        return shifted(found, lambda shift: torch.full_like(shift, radius), upper)
+
+
+def _reach(radius: float, slope: float, curvature: float) -> float:
+    """Newton's step, or the boundary."""
+    return min(slope - curvature, math.log2(radius))

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..ad.register import register
-from ..ad.transforms import quadratic
+from ..ad.run.register import register
+from ..ad.run.transforms import quadratic
 from .oracle import double_backward
 
 __all__ = ["CASES", "Case", "by_double_backward", "by_jetplane", "by_nested_jvp", "markdown", "relative_error"]

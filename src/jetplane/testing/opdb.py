@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ..ad import _torch
-from ..ad.jet import Quadratic
-from ..ad.perturb import perturb
+from ..ad.algebra.jet import Quadratic
+from ..ad.run.perturb import perturb
 from ..errors import JetplaneError, MissingRule
 from .oracle import double_backward
 
@@ -23,6 +23,7 @@ EXACT, WRONG, MISSING, COMPLEX, UNTESTED, REFUSED = "exact", "wrong", "missing",
 TOLERANCE = {torch.float64: 1e-7, torch.float32: 2e-3, torch.float16: 1e-2, torch.bfloat16: 1e-1}
 FLOOR = {torch.float64: 1e-5}  # of the largest number; a smaller one is compared as if it were as large
 _SHORT_FLOOR = 1e-2
+_UNCHECKED = ("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update")  # read behind small tensors
 
 
 @dataclass
@@ -52,21 +53,71 @@ def name_of(op: Any) -> str:
     return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else str(op.name)
 
 
-def check(op: Any, dtype: torch.dtype = torch.float64, device: str = "cpu", limit: int | None = None) -> Outcome:
-    """Compare up to ``limit`` of the entry's samples with the oracle."""
+def check(
+    op: Any,
+    dtype: torch.dtype = torch.float64,
+    device: str = "cpu",
+    limit: int | None = None,
+    *,
+    k: int = 2,
+    alone: bool = False,
+    small: bool = False,
+) -> Outcome:
+    """Compare up to ``limit`` of the entry's samples with the oracle, along ``k`` directions.
+
+    ``alone``: each tensor of a sample is perturbed by itself, the others being constants. ``small``: each sample is
+    also tried with one tensor, and with all of them, as a number and as a single entry, where the operation takes that.
+    """
     outcome = Outcome(name_of(op))
     with warnings.catch_warnings(), torch.backends.cudnn.flags(allow_tf32=False):
         warnings.simplefilter("ignore")
         torch.manual_seed(0)
         samples = op.sample_inputs(device, dtype, requires_grad=True)
-        for sample in itertools.islice(samples, limit):
-            _check_sample(op, sample, outcome, dtype)
+        for sample in _tried(op, itertools.islice(samples, limit), small and op.name not in _UNCHECKED):
+            for number in range(len(_leaves(sample))) if alone else [None]:
+                _check_sample(op, sample, outcome, dtype, k, number)
             if outcome.status in (WRONG, MISSING, REFUSED):
                 break
     return outcome
 
 
-def _check_sample(op: Any, sample: Any, outcome: Outcome, dtype: torch.dtype) -> None:
+def _tried(op: Any, samples: Iterator[Any], small: bool) -> Iterator[Any]:
+    """The samples; where ``small``, each is followed by its forms with fewer entries that the entry takes."""
+    for sample in samples:
+        yield sample
+        leaves = _leaves(sample)
+        if not small:
+            continue
+        for chosen in ([leaf] for leaf in leaves), [leaves] if len(leaves) > 1 else ():
+            for few in chosen:
+                for ndim in (lambda t: 0, lambda t: t.ndim or 1):
+                    less = _with_one_entry(sample, few, ndim)
+                    if _runs(op, less):
+                        yield less
+
+
+def _with_one_entry(sample: Any, chosen: list[Tensor], ndim: Callable[[Tensor], int]) -> Any:
+    """The sample with one entry left of each of these tensors."""
+    which = {id(tensor) for tensor in chosen}
+
+    def shrink(value: Any) -> Any:
+        if not isinstance(value, Tensor) or id(value) not in which or not value.numel():
+            return value
+        return value.detach().reshape(-1)[0].clone().reshape((1,) * ndim(value)).requires_grad_()
+
+    return sample.transform(shrink)
+
+
+def _runs(op: Any, sample: Any) -> bool:
+    try:
+        with torch.no_grad():
+            return bool(torch.isfinite(_program(op, sample)()))
+    except (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError, AssertionError, _Complex):
+        return False
+
+
+def _check_sample(op: Any, sample: Any, outcome: Outcome, dtype: torch.dtype, k: int, number: int | None) -> None:
+    """Compare one sample, of which leaf ``number`` alone is perturbed, or all of them."""
     leaves = _leaves(sample)
     if any(t.is_complex() for t in leaves):
         outcome.status = COMPLEX if outcome.status == UNTESTED else outcome.status
@@ -77,11 +128,13 @@ def _check_sample(op: Any, sample: Any, outcome: Outcome, dtype: torch.dtype) ->
     if dtype == torch.float64 and any(t.dtype != dtype for t in leaves):
         sample = _upcast(sample)  # some samples mix dtypes, and float32 would hide what is compared here
         leaves = _leaves(sample)
+    if number is not None:
+        leaves = leaves[number : number + 1]
     program = _program(op, sample)
-    directions = _directions(leaves)
+    directions = _directions(leaves, k)
     try:
         expected = double_backward(program, leaves, directions)
-        truth = _truth(op, sample, expected, directions)
+        truth = _truth(op, sample, expected, directions, number)
     except _Complex:
         outcome.status = COMPLEX if outcome.status == UNTESTED else outcome.status
         return
@@ -107,20 +160,21 @@ def _check_sample(op: Any, sample: Any, outcome: Outcome, dtype: torch.dtype) ->
     coarsest = max((dtype, actual.loss.dtype, *(t.dtype for t in leaves)), key=lambda d: torch.finfo(d).eps)
     # In short dtypes cancellation can leave few digits; then backward over backward has no more of them.
     tolerance = max(TOLERANCE[coarsest], 0.0 if truth is expected else 10 * _distance(expected, truth))
-    if distance > tolerance and _settled_by_differences(op, sample, actual, truth):
+    if distance > tolerance and _settled_by_differences(op, sample, actual, truth, number):
         outcome.note = "double backward contradicts finite differences, which agree with jetplane"
         distance = 0.0
     outcome.worst = max(outcome.worst, distance)
     outcome.status = EXACT if distance <= tolerance else WRONG
 
 
-def _truth(op: Any, sample: Any, expected: Quadratic, directions: list[Tensor]) -> Quadratic:
+def _truth(op: Any, sample: Any, expected: Quadratic, directions: list[Tensor], number: int | None) -> Quadratic:
     """What to compare with: ``expected``, or for a short dtype the result on the same inputs in float64."""
     if all(t.dtype == torch.float64 for t in _leaves(sample)):
         return expected
     long = _upcast(sample)
     try:
-        truth = double_backward(_program(op, long), _leaves(long), [d.double() for d in directions])
+        leaves = _leaves(long) if number is None else _leaves(long)[number : number + 1]
+        truth = double_backward(_program(op, long), leaves, [d.double() for d in directions])
     except (RuntimeError, NotImplementedError, ValueError):
         return expected  # the entry insists on its dtype
     # far apart, they are not one function: random numbers drawn for another dtype
@@ -137,9 +191,9 @@ def _leaves(sample: Any) -> list[Tensor]:
     return list({id(t): t for t in tensors}.values())
 
 
-def _directions(leaves: list[Tensor]) -> list[Tensor]:
+def _directions(leaves: list[Tensor], k: int) -> list[Tensor]:
     generator = torch.Generator(device=leaves[0].device).manual_seed(1)
-    return [torch.randn((2, *t.shape), dtype=t.dtype, device=t.device, generator=generator) for t in leaves]
+    return [torch.randn((k, *t.shape), dtype=t.dtype, device=t.device, generator=generator) for t in leaves]
 
 
 def _upcast(sample: Any) -> Any:
@@ -220,16 +274,19 @@ def _distance(actual: Quadratic, expected: Quadratic) -> float:
     return worst
 
 
-def _settled_by_differences(op: Any, sample: Any, actual: Quadratic, truth: Quadratic) -> bool:
+def _settled_by_differences(op: Any, sample: Any, actual: Quadratic, truth: Quadratic, number: int | None) -> bool:
     """Whether finite differences along each direction agree with ours and contradict double backward."""
     long = _upcast(sample)
-    leaves = _leaves(long)
+    which = slice(None) if number is None else slice(number, number + 1)
+    leaves = _leaves(long)[which]
     program = _program(op, long)
-    directions = [d.double() for d in _directions(_leaves(sample))]
+    directions = [d.double() for d in _directions(_leaves(sample)[which], actual.k)]
     step = 1e-4
     numbers = []
-    # the sum of the two directions stands for the mixed term
-    combinations = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]], dtype=torch.float64, device=leaves[0].device)
+    # the sum of two directions stands for their mixed term
+    unit = torch.eye(actual.k, dtype=torch.float64, device=leaves[0].device)
+    mixed = [(unit[i] + unit[j]).unsqueeze(0) for i, j in itertools.combinations(range(actual.k), 2)]
+    combinations = torch.cat([unit, *mixed])
     for row in combinations:
         along = [torch.tensordot(row, d, dims=1) for d in directions]
         below, here, above = (_shifted(program, leaves, along, sign * step) for sign in (-1, 0, 1))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ..ad.jet import Quadratic
+from ..ad.algebra.jet import Quadratic
 
 
 def double_backward(

@@ -9,6 +9,7 @@ MODULES = (
     *("elementwise", "special", "activations", "shapes", "indexing", "reductions", "products", "pooled"),
     *("factorisations", "spectra", "determinants"),
     *("layers", "norms", "attention", "losses", "backward"),
+    *("well_known_functions", "torchvision_operations"),
 )
 
 

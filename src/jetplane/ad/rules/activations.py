@@ -8,14 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..families import (
-    chain,
-    composite,
-    elementwise,
-    elementwise_of_many,
-    jet_rule,
-)
-from ..jet import Operand, PairSet
+from ..algebra.families import chain, composite, elementwise, elementwise_of_many, jet_rule
+from ..algebra.jet import Operand, PairSet
 
 aten = torch.ops.aten
 where, log, exp, sigmoid = torch.where, torch.log, torch.exp, torch.sigmoid

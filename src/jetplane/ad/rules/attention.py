@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from ...errors import UnsupportedProgram
-from ..families import chain, jet_rule, primal_of, primals_of, product, total
-from ..jet import Operand, PairSet
+from ..algebra.families import chain, jet_rule, primal_of, primals_of, product, total
+from ..algebra.jet import Operand, PairSet
 from .products import MatMul
 
 aten = torch.ops.aten

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from ...errors import MissingRule
-from ..families import composite, jet_rule, primal_of
-from ..jet import Operand, PairSet
-from ..registry import argument_names
+from ..algebra.families import composite, jet_rule, primal_of
+from ..algebra.jet import Operand, PairSet
+from ..algebra.registry import argument_names
 from .attention import added, refuse_dropout
 from .layers import bag_sums, distances, folded, pairwise_distances, sample
 from .losses import ctc, multilabel_margins

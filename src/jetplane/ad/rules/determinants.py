@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..families import jet_rule
-from ..jet import Operand, PairSet
+from ..algebra.families import jet_rule
+from ..algebra.jet import Operand, PairSet
 from .nilpotent import (
     Nil,
     joined,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..families import (
+from ..algebra.families import (
     chain,
     composite,
     constant,
@@ -22,7 +22,7 @@ from ..families import (
     primal_of,
     primals_of,
 )
-from ..jet import Operand, PairSet
+from ..algebra.jet import Operand, PairSet
 
 aten = torch.ops.aten
 where, log, exp, sigmoid = torch.where, torch.log, torch.exp, torch.sigmoid
@@ -32,7 +32,7 @@ _LN2, _SQRT_PI, _SQRT_2PI = math.log(2.0), math.sqrt(math.pi), math.sqrt(2 * mat
 # -- zero derivative -----------------------------------------------------------------------------------------------
 
 constant(
-    *(aten.ceil, aten.floor, aten.round, aten.trunc, aten.sign, aten.sgn, aten.signbit, aten.heaviside, aten.angle),
+    *(aten.ceil, aten.floor, aten.round, aten.trunc, aten.sign, aten.sgn, aten.signbit, aten.angle),
     *(aten.floor_divide, aten.zeros_like, aten.ones_like, aten.full_like, aten.empty_like),
     *(aten.new_zeros, aten.new_ones, aten.new_full, aten.new_empty, aten.new_empty_strided, aten.empty_permuted),
     *(aten.zero, aten.fill.Scalar, aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge, aten.isnan, aten.isinf),
@@ -161,6 +161,7 @@ elementwise_of_many(
 elementwise(aten.abs, lambda x, y: torch.sgn(x))
 elementwise(aten.frac, lambda x, y: 1)
 elementwise(aten.nan_to_num, lambda x, y, *bounds, **kw: torch.isfinite(x))
+elementwise_of_many(aten.heaviside, 2, lambda y, x, values: (None, lambda: x == 0))  # the values stand at x = 0 alone
 elementwise_of_many(aten.nextafter, 2, lambda y, a, b: (1, None))
 elementwise_of_many(aten.fmod, 2, lambda y, a, b: (1, lambda: -torch.trunc(a / b)))
 elementwise_of_many(aten.remainder, 2, lambda y, a, b: (1, lambda: -torch.floor(a / b)))

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ...errors import UnsupportedProgram
-from ..families import composite, jet_rule, primal_of
-from ..jet import Operand, PairSet
+from ..algebra.families import composite, jet_rule, primal_of
+from ..algebra.jet import Operand, PairSet
 from .nilpotent import (
     Nil,
     half_lower,

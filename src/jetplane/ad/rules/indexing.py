@@ -9,10 +9,13 @@ import torch
 from torch import Tensor
 
 from ...errors import UnsupportedProgram
-from ..families import composite, constant, jet_rule, linear
-from ..jet import Operand, PairSet
+from ..algebra.families import composite, constant, jet_rule, linear
+from ..algebra.jet import Operand, PairSet
 
 aten = torch.ops.aten
+
+# entries of the first tensor, chosen by whole numbers
+GATHERS = (aten.embedding, aten.index_select, aten.index, aten.gather)
 
 for _op in (aten.take, aten.masked_select):
     linear(_op)

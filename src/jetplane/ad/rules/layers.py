@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ...errors import UnsupportedProgram
 from .. import _torch
-from ..families import composite, jet_rule, primal_of
-from ..jet import Operand, PairSet
+from ..algebra.families import composite, jet_rule, primal_of
+from ..algebra.jet import Operand, PairSet
 
 aten = torch.ops.aten
 

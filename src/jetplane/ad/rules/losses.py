@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...errors import MissingRule, UnsupportedProgram
-from ..families import composite, jet_rule
-from ..jet import Operand, PairSet
+from ..algebra.families import composite, jet_rule
+from ..algebra.jet import Operand, PairSet
 
 aten = torch.ops.aten
 _NONE, _MEAN, _SUM = range(3)
@@ -62,6 +62,29 @@ def _soft_margin_loss(x: Tensor, target: Tensor, reduction: int = _MEAN) -> Tens
 
 
 composite(aten.soft_margin_loss, _soft_margin_loss)
+
+
+# -- losses that are quadratic near zero ------------------------------------------------------------------------------
+
+# Squares of the residual itself: torch's table squares its absolute value, whose derivative at zero is taken for zero.
+
+
+def _huber_loss(x: Tensor, target: Tensor, reduction: int = _MEAN, delta: float = 1.0) -> Tensor:
+    residual = x - target
+    size = residual.abs()
+    return _reduced(torch.where(size < delta, 0.5 * residual**2, delta * (size - 0.5 * delta)), reduction)
+
+
+def _smooth_l1_loss(x: Tensor, target: Tensor, reduction: int = _MEAN, beta: float = 1.0) -> Tensor:
+    residual = x - target
+    size = residual.abs()
+    if beta == 0:
+        return _reduced(size, reduction)
+    return _reduced(torch.where(size < beta, 0.5 * residual**2 / beta, size - 0.5 * beta), reduction)
+
+
+composite(aten.huber_loss, _huber_loss)
+composite(aten.smooth_l1_loss, _smooth_l1_loss)
 
 
 def multilabel_margins(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..families import align, spread, total
-from ..jet import Operand, PairSet
+from ..algebra.families import align, spread, total
+from ..algebra.jet import Operand, PairSet
 from .products import MatMul
 
 

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from ...errors import UnsupportedProgram
-from ..families import chain, composite, jet_rule, primal_of, primals_of, total
-from ..jet import Operand, PairSet
+from ..algebra.families import chain, composite, jet_rule, primal_of, primals_of, total
+from ..algebra.jet import Operand, PairSet
 
 aten = torch.ops.aten
 

@@ -1,7 +1,7 @@
 """Convolution, ReLU and max-pooling over windows of 2 x 2 as one operation of a program, and its jet from two kernels.
 
-:mod:`jetplane.ad.fusion` puts the operation into captured programs. Where a kernel does not pay it is what it is made
-of. ReLU and pooling keep one number of each four rows of the convolution's jet, so the kernels write that one only.
+:mod:`jetplane.compiler.fusion` puts the operation into captured programs. Where a kernel does not pay it is what it is
+made of. ReLU and pooling keep one number of each four rows of the convolution's jet, so the kernels write that one.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .. import _torch
-from ..families import jet_rule, primal_of
-from ..jet import Operand, PairSet
-from ..registry import lookup
-from ..rows import geometry
-from ..sparse import SparseOperand
-from . import convolution_kernel as kernel
+from ..algebra.families import jet_rule, primal_of
+from ..algebra.jet import Operand, PairSet
+from ..algebra.registry import lookup
+from ..algebra.sparse import SparseOperand
+from ..kernels import convolution_kernel as kernel
+from ..storage_geometry import geometry
 
 __all__ = ["layer"]
 
@@ -162,7 +162,7 @@ def _rows(
     """Value, rows (T, N, PH, PW, O) and codes from x (1 or T, N, H, W, C), w (T, O, height, width, C), bias (T, O)."""
     shape = _pooled_shape(x[0], w[0], stride, dilation)
     if x.is_cuda:
-        from .pooled_triton import pooled_rows
+        from ..kernels.pooled_triton import pooled_rows
 
         return pooled_rows(x, w, bias, stride, dilation, shape, tf32)
     value = kernel.convolved(x[0], w[0], stride, dilation)
@@ -199,7 +199,7 @@ def _jet(
 ) -> Tensor:
     """Rows (pairs of T, N, PH, PW, O): what ReLU and pooling keep, by their codes, of ``jetplane::convolution_jet``."""
     if x.is_cuda:
-        from .convolution_triton import convolve
+        from ..kernels.convolution_triton import convolve
 
         shape = _pooled_shape(x[0], w[0], stride, dilation)
         return convolve(x, w, second, scale, bias, stride, dilation, shape, codes)

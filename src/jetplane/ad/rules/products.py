@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import _torch
-from ..families import (
+from ..algebra.families import (
     accumulate,
     align,
     bilinear,
@@ -23,9 +23,9 @@ from ..families import (
     spread,
     with_term,
 )
-from ..jet import Operand, PairSet
-from ..sparse import Factors, SparseOperand, Term, added, gathered, term_of
-from . import convolution_kernel
+from ..algebra.jet import Operand, PairSet
+from ..algebra.sparse import Factors, SparseOperand, Term, added, gathered, term_of
+from ..kernels import convolution_kernel
 
 aten = torch.ops.aten
 

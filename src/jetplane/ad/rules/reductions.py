@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..families import composite, jet_rule, linear, rejoin
-from ..jet import Operand, PairSet
+from ..algebra.families import composite, jet_rule, linear, rejoin
+from ..algebra.jet import Operand, PairSet
 
 aten = torch.ops.aten
 Axes = int | list[int] | tuple[int, ...] | None

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..families import composite, jet_rule, linear, primal_of, primals_of
-from ..jet import Operand, PairSet
-from ..registry import Kind, Rule, add
+from ..algebra.families import composite, jet_rule, linear, primal_of, primals_of
+from ..algebra.jet import Operand, PairSet
+from ..algebra.registry import Kind, Rule, add
 
 aten = torch.ops.aten
 
@@ -21,7 +21,7 @@ for _op in (
     add(_op, Rule("view", Kind.VIEW, primal_of))
 
 for _op in (
-    *(aten.alias_copy, aten.as_strided_copy, aten.diagonal_copy, aten.expand_copy, aten.permute_copy, aten.select_copy),
+    *(aten.alias_copy, aten.diagonal_copy, aten.expand_copy, aten.permute_copy, aten.select_copy),
     *(aten.slice_copy, aten.squeeze_copy, aten.t_copy, aten.transpose_copy, aten.unfold_copy, aten.unsqueeze_copy),
     *(aten.view_copy, aten._reshape_copy, aten.narrow_copy, aten.split_copy, aten.split_with_sizes_copy),
     *(aten.detach_copy, aten.flip, aten.roll),
@@ -31,6 +31,10 @@ for _op in (
 ):
     linear(_op)
 
+# of the storage, not of the tensor: a row of rows has none of its own
+composite(
+    aten.as_strided_copy, lambda x, size, stride, offset=None, **kw: _strided(x, size, stride, offset, **kw).clone()
+)
 composite(aten.unbind_copy, lambda x, dim=0: [part.clone() for part in x.unbind(dim)])
 linear(aten.stack, over="tensors", dims="dim")
 linear(aten.constant_pad_nd, over=("self", "value"))
@@ -39,6 +43,10 @@ for _name in ("reflection_pad", "replication_pad"):
     for _d in (1, 2, 3):
         linear(getattr(aten, f"{_name}{_d}d"))
 linear(aten._pad_circular)
+
+
+def _strided(x: Tensor, size: Any, stride: Any, offset: int | None, *, storage_offset: int | None = None) -> Tensor:
+    return x.as_strided(size, stride, storage_offset if offset is None else offset)
 
 
 @jet_rule(aten._to_copy, "linear")

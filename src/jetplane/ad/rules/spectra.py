@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ...errors import UnsupportedProgram
-from ..families import composite, jet_rule
-from ..jet import Operand, PairSet
+from ..algebra.families import composite, jet_rule
+from ..algebra.jet import Operand, PairSet
 from .nilpotent import (
     Nil,
     is_vector,

@@ -1,0 +1,200 @@
+"""``jetplane demo``: a network trained without backprop, exact curvature, the Rosenbrock function, and a report."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import jetplane as jp
+from jetplane.testing.oracle import double_backward
+from jetplane_lab import data, functions, report, rosenbrock
+from jetplane_lab.records import Row
+from jetplane_lab.training import Config, Trainer
+from jetplane_lab.training.batches import place
+from jetplane_lab.training.folder import Folder
+from jetplane_lab.training.progress import progress
+
+from . import report as report_command
+
+# HorizonAdam and not Adam on forward gradients: it does as well in so few steps, with no learning rate to choose. The
+# learning rates of the others were chosen by trying a few: the paper's are for 3000 epochs with batches of 2048. The
+# bound on the length of an update keeps a line or plane with hardly any curvature from throwing a short run far away.
+_CLIP = 5.0
+_RUNS = (
+    Config(model="cnn", method="horizon", samples=4),
+    Config(model="cnn", method="gauss-newton", k=64),
+    Config(model="cnn", method="fgd", lr=1e-3, clip=_CLIP),
+    Config(model="cnn", method="fomoh", lr=0.5, clip=_CLIP),
+    Config(model="cnn", method="fomoh-kd", k=3, lr=0.5, clip=_CLIP),
+    Config(model="cnn", method="backprop", lr=0.05),
+)
+_EPOCHS, _BATCH = 2, 75
+_SEEDS, _STEPS, _MARKS = 3, 300, (0, 3, 10, 30, 100, 300)  # of the Rosenbrock comparison
+
+
+def add_parser(commands: Any) -> argparse.ArgumentParser:
+    """Enter the command into the command line."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "demo",
+        help="forward-only training, curvature and the Rosenbrock function, in three minutes",
+        description="Train a CNN on 6,000 digits with forward passes alone, by HorizonAdam, by Gauss-Newton search and "
+        "by the paper's FGD, FoMoH and FoMoH-3D, and with backprop beside them; compare the curvature of "
+        "small unmodified networks with double backward; minimise the Rosenbrock function with every method; and "
+        "write a report. Needs no network, and takes less than three minutes on two cores. What an earlier demo left "
+        "in the folder is "
+        "written anew.",
+    )
+    add = parser.add_argument
+    add("--out", type=Path, default=Path("runs/demo"), metavar="DIR", help="folder of the runs (default: %(default)s)")
+    add("--epochs", type=_positive, default=_EPOCHS, metavar="N", help="of each method (default: %(default)s)")
+    return parser
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """All parts, then the page."""
+    start = time.monotonic()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # steps are small: more threads gain little, and wait for each other on a busy machine
+    try:
+        train(arguments.out, arguments.epochs)
+        print()
+        networks()
+        print()
+        compared = minimise()
+        print()
+    finally:
+        torch.set_num_threads(threads)
+    records = report.read([arguments.out], report_command.warn)
+    report_command.write_page(records, arguments.out / "report.html", after=[compared])
+    print(f"{time.monotonic() - start:.0f} s")
+    return 0
+
+
+# -- training -----------------------------------------------------------------------------------------------------
+
+
+def train(out: Path, epochs: int) -> None:
+    """Train the CNN on the digits of the package with every method, and print how each did."""
+    configs = [one.replace(epochs=epochs, batch_size=_BATCH, dataset="digits") for one in _RUNS]
+    digits = place(data.load("digits"), configs[0])
+    print(f"A CNN with 431,080 parameters on 6,000 digits, {epochs} epochs of {6000 // _BATCH} steps with each method.")
+    print("Only the last has a backward pass: in the others one would raise. HorizonAdam, on forward gradients, and")
+    print("the search, in planes of weights, find the length of their steps by themselves; the other learning rates")
+    print("are for this short run, with updates no longer than 5.\n")
+    head = f"{'method':<30}{'lr':>8}{'train NLL':>11}{'train acc.':>12}{'valid. acc.':>13}"
+    print(f"{head}{'seconds':>9}{'passes of a step':>18}", flush=True)
+    for config in configs:
+        label = report.method_label(config)
+        folder = out / report.slug(config)
+        _clear(folder, config)
+        summary = Trainer(config, digits, folder, [progress(label)]).fit()
+        if summary.reason == "interrupted":
+            raise KeyboardInterrupt
+        final = summary.final
+        assert final is not None  # a run that ended has an epoch
+        rate = "none" if config.method in ("horizon", "gauss-newton") else f"{config.lr:g}"
+        line = f"{label:<30}{rate:>8}{final.train_nll:>11.3f}{final.train_accuracy:>12.1%}"
+        line += f"{final.validation_accuracy:>13.1%}{summary.seconds:>9.1f}"
+        print(f"{line}{summary.forward_equivalents_per_step:>18.1f}", flush=True)
+    print(
+        "\nA pass is a plain forward pass of the same batch, by counted operations. One seed and a few hundred steps:"
+    )
+    print("the order of neighbours, such as FGD and FoMoH, changes with batch size and seed.")
+
+
+def _clear(folder: Path, config: Config) -> None:
+    """Remove the run of an earlier demo."""
+    earlier = Folder(folder, config, report_command.warn)
+    try:
+        earlier.clear()
+    finally:
+        earlier.release()
+
+
+# -- curvature of networks ----------------------------------------------------------------------------------------
+
+
+def networks(k: int = 3) -> None:
+    """One forward pass against double backward, on ordinary modules."""
+    print(f"Loss, slope (K) and curvature (K x K) along K = {k} random directions, from one forward pass.")
+    rows = 1 + k + k * (k + 1) // 2
+    print(f"Each value carries 1 + K + K(K+1)/2 = {rows} rows: itself, its slopes, its curvatures.\n")
+    print(f"{'network':<28}{'parameters':>11}{'loss':>9}{'curvature along v1':>20}{'largest error':>15}")
+    for name, model, x in _models():
+        generator = torch.Generator().manual_seed(1)
+        y = torch.randint(10, (len(x),), generator=generator)
+        params = dict(model.named_parameters())
+        directions = {n: torch.randn((k, *p.shape), dtype=p.dtype, generator=generator) for n, p in params.items()}
+
+        def loss(model: nn.Module = model, x: Tensor = x, y: Tensor = y) -> Tensor:
+            return functional.cross_entropy(model(x), y)
+
+        with jp.perturb(params, directions) as jets:
+            value = loss()
+        ours = jets.quadratic(value)
+        theirs = double_backward(loss, list(params.values()), list(directions.values()))
+        error = max(_error(ours.slope, theirs.slope), _error(ours.curvature, theirs.curvature))
+        size = sum(p.numel() for p in params.values())
+        print(f"{name:<28}{size:>11,}{float(ours.loss):>9.4f}{float(ours.curvature[0, 0]):>20.4f}{error:>15.1e}")
+    print("\nThe error is relative to the largest entry, against double backward in float64.")
+
+
+def _models() -> Iterator[tuple[str, nn.Module, Tensor]]:
+    with torch.random.fork_rng(devices=[]):  # layers draw their weights from the global state
+        torch.manual_seed(0)
+        mlp = nn.Sequential(nn.Linear(64, 32), nn.LayerNorm(32), nn.GELU(), nn.Linear(32, 10))
+        cnn = nn.Sequential(
+            *(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Flatten(), nn.Linear(8 * 3 * 3, 10)),
+        )
+        yield "MLP (LayerNorm, GELU)", mlp.double(), torch.randn(32, 64, dtype=torch.float64)
+        yield "CNN (BatchNorm, max-pool)", cnn.double(), torch.randn(32, 1, 8, 8, dtype=torch.float64)
+
+
+def _error(a: Tensor, b: Tensor) -> float:
+    return float((a - b).abs().max() / b.abs().max())
+
+
+# -- the Rosenbrock function --------------------------------------------------------------------------------------
+
+
+def minimise() -> report.Table:
+    """The Rosenbrock function in 2D with every method from common starts, as a table that is printed, too."""
+    part = rosenbrock.comparison(functions.find("rosenbrock"), _SEEDS, _STEPS)
+    rows: list[Row] = []
+    for row in part.rows(()):
+        rows.append(row)
+        if sys.stderr.isatty():
+            print(f"\r\033[KRosenbrock {len(rows)}/{len(part.keys)} {row['key']}", end="", file=sys.stderr, flush=True)
+    if sys.stderr.isatty():
+        print("\r\033[K", end="", file=sys.stderr)
+    curves = rosenbrock.medians(rows, _STEPS)
+    print(f"The Rosenbrock function in 2D: the median value over {_SEEDS} common starts after so many steps.\n")
+    print(f"{'method':<18}" + "".join(f"{mark:>10}" for mark in _MARKS))
+    for label, curve in curves.items():
+        print(f"{label:<18}" + "".join(f"{curve[mark]:>10.1e}" for mark in _MARKS))
+    return _rosenbrock_table(curves)
+
+
+def _rosenbrock_table(curves: dict[str, list[float]]) -> report.Table:
+    columns = [report.Column("method", number=False), *(report.Column(f"step {mark}") for mark in _MARKS)]
+    body = [
+        [report.Cell(label), *(report.Cell(f"{curve[mark]:.1e}", curve[mark]) for mark in _MARKS)]
+        for label, curve in curves.items()
+    ]
+    note = f"Median value over {_SEEDS} common starts; FoMoH-2D, FoMoH and FGD use forward passes only."
+    return report.Table("The Rosenbrock function in 2D", note, columns, body)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"is {text!r}; expected a positive whole number")
+    return int(text)

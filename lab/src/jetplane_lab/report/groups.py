@@ -1,0 +1,288 @@
+"""Runs gathered into rows: those that differ in nothing but their seed, and the row of the paper they repeat.
+
+A section of the report is one model on one dataset with one kind of validation; its groups are in the paper's order.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
+
+from ..config import FORWARD_GRADIENT, REVERSE, Config
+from ..presets import BEYOND, PRESETS, Preset
+from .intervals import Sample, sample
+from .runs import RunRecord
+
+__all__ = ["METRICS", "TEST", "Curve", "Group", "Section", "method_label", "paper_sample", "sections", "slug"]
+
+METRICS = {  # of the paper's tables, in their order
+    "train_nll": "training NLL",
+    "validation_nll": "validation NLL",
+    "train_accuracy": "training accuracy",
+    "validation_accuracy": "validation accuracy",
+}
+_DATASETS = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "digits": "the embedded digits"}
+MODEL_NAMES = {"logistic-regression": "Logistic regression", "cnn": "CNN"}
+_METHODS = {
+    **{"fgd": "FGD", "fomoh": "FoMoH", "fomoh-bp": "FoMoH-BP", "backprop": "Backpropagation"},
+    **{"sgd": "SGD", "adam": "Adam"},
+    **{"forward-adam": "Forward gradients, Adam", "forward-sgd": "Forward gradients, SGD"},
+    **{"horizon": "HorizonAdam", "gauss-newton": "Gauss-Newton search"},
+}
+TEST = {"test_nll": "test NLL", "test_accuracy": "test accuracy"}  # of runs with samples held out
+_BEYOND = ("gauss-newton", "forward-sgd", "forward-adam", "horizon")  # forward-only methods that are not the paper's
+_WHERE = frozenset({"seed", "device", "evaluate_train", "divergence"})  # runs of one row may differ in these
+_SPEED = _WHERE | {"epochs", "tf32", "compile"}  # and a run may differ from the paper's row in these
+
+
+class Curve(NamedTuple):
+    """Mean and standard deviation (nan for one run) over the seeds at each epoch."""
+
+    epochs: list[int]
+    mean: list[float]
+    std: list[float]
+
+
+@dataclass(frozen=True)
+class Group:
+    """The runs of one row, by seed."""
+
+    label: str
+    config: Config  # of its first run
+    preset: Preset | None
+    runs: tuple[RunRecord, ...]
+
+    @property
+    def counted(self) -> tuple[RunRecord, ...]:
+        """Those whose numbers are averaged: the ones that ran to the end, or, where none has, those still running."""
+        whole = tuple(run for run in self.runs if run.finished)
+        return whole or tuple(run for run in self.runs if not run.diverged) or self.runs
+
+    @property
+    def complete(self) -> bool:
+        """Whether the counted runs have reached their last epoch."""
+        return all(run.finished for run in self.counted)
+
+    @property
+    def comparable(self) -> bool:
+        """Whether the runs repeat a row of the paper over as many epochs."""
+        return self.complete and self.preset is not None and self.preset.config.epochs == self.config.epochs
+
+    @property
+    def paper(self) -> bool:
+        """Whether the paper has this row."""
+        return self.preset is not None
+
+    @property
+    def reverse(self) -> bool:
+        """Whether it uses backprop."""
+        return self.config.method in REVERSE
+
+    @property
+    def beyond(self) -> bool:
+        """Whether it is a forward-only method that the paper does not have."""
+        return self.config.method in _BEYOND
+
+    @property
+    def scheduled(self) -> bool:
+        """Whether its lr changes."""
+        return self.config.schedule != "none"
+
+    @property
+    def remark(self) -> str:
+        """What a reader of its numbers has to know."""
+        parts = []
+        going = [run for run in self.runs if not run.finished and not run.diverged]
+        lost = [run for run in self.runs if run.diverged]
+        if going and going[0] in self.counted:
+            parts.append(f"in progress, epoch {min(run.epoch for run in going)} of {self.config.epochs}")
+        elif going:
+            parts.append(f"{len(going)} more in progress")
+        if lost:
+            parts.append(f"{len(lost)} of {len(self.runs)} diverged")
+        if self.preset is not None and self.preset.config.epochs != self.config.epochs:
+            parts.append(f"{self.config.epochs} of the paper's {self.preset.config.epochs} epochs")
+        untaken = sum(run.facts.not_taken for run in self.runs)
+        if untaken:
+            parts.append(f"{untaken:,} steps not taken")
+        return "; ".join(parts)
+
+    def final(self, metric: str) -> Sample:
+        """The last epoch's value over the counted runs; nan where one of them has none."""
+        return sample([run.last(metric) for run in self.counted])
+
+    def curve(self, metric: str, points: int) -> Curve:
+        """The mean over the counted runs, at up to so many of the epochs that all of them have, at equal ratios."""
+        held = [
+            {int(epoch): value for epoch, value in zip(run.columns["epoch"], run.columns[metric], strict=True)}
+            for run in self.counted
+            if metric in run.columns
+        ]
+        common = sorted(set.intersection(*(set(values) for values in held))) if held else []
+        curve = Curve([], [], [])
+        for epoch in _spread(common, points):
+            mean, std, _ = sample([values[epoch] for values in held])
+            if not math.isnan(mean):
+                curve.epochs.append(epoch)
+                curve.mean.append(mean)
+                curve.std.append(std)
+        return curve
+
+
+def _spread(epochs: Sequence[int], points: int) -> list[int]:
+    """At most so many of the epochs, at equal ratios, the first and the last among them."""
+    if len(epochs) <= points:
+        return list(epochs)
+    first, last = epochs[0], epochs[-1]
+    wanted = (first * (last / first) ** (i / (points - 1)) for i in range(points))
+    return sorted({epochs[min(bisect.bisect_left(epochs, epoch), len(epochs) - 1)] for epoch in wanted} | {last})
+
+
+@dataclass(frozen=True)
+class Section:
+    """The groups of one model and dataset."""
+
+    model: str
+    dataset: str
+    hold_out: int
+    groups: tuple[Group, ...]
+
+    @property
+    def title(self) -> str:
+        """Model and dataset."""
+        held = f", {self.hold_out:,} held out" if self.hold_out else ""
+        return f"{MODEL_NAMES.get(self.model, self.model)} on {_DATASETS.get(self.dataset, self.dataset)}{held}"
+
+    @property
+    def validation(self) -> str:
+        """What validation is here."""
+        if self.hold_out:
+            once = " The test split was looked at once, after the last epoch." if self.tested else ""
+            return f"Validation is {self.hold_out:,} samples held out from the training split.{once}"
+        name = _DATASETS.get(self.dataset, self.dataset)
+        whose = ", as in the paper" if self.dataset == "mnist" else ""
+        return f"Validation is the test split of {name}{whose}: whatever was chosen by validation was chosen by it."
+
+    @property
+    def caution(self) -> str:
+        """What a reader of the answers has to know: rows that are not the paper's in full, or have no spread."""
+        words = []
+        if not all(group.comparable for group in self.groups if group.paper):
+            words.append("Some rows are under way, or have fewer epochs than the paper's.")
+        if any(len(group.counted) == 1 for group in self.groups):
+            words.append("Rows with one seed have no spread: an order between them can be chance.")
+        return " ".join(words)
+
+    @property
+    def papers(self) -> bool:
+        """Whether a row of it repeats one of the paper's."""
+        return any(group.paper for group in self.groups)
+
+    @property
+    def answers(self) -> bool:
+        """Whether it has a row of one of the paper's methods, by which the paper's claims can be judged."""
+        return any(not group.beyond and group.config.method not in ("sgd", "adam") for group in self.groups)
+
+    @property
+    def tested(self) -> bool:
+        """Whether a row of it has values of a test split apart from its validation."""
+        return any(not math.isnan(run.last("test_nll")) for group in self.groups for run in group.runs)
+
+    def find(self, method: str, k: int | None = None, scheduled: bool = False) -> Group | None:
+        """The row of a method: the paper's if it is there, otherwise the one with the most epochs and runs."""
+        rows = [
+            group
+            for group in self.groups
+            if group.config.method == method and group.scheduled == scheduled and k in (None, group.config.k)
+        ]
+        return max(rows, key=lambda g: (g.paper, g.config.epochs, len(g.counted)), default=None)
+
+
+def paper_sample(preset: Preset, metric: str) -> Sample | None:
+    """The paper's mean and standard deviation of a row, with its number of seeds."""
+    if preset.paper is None:
+        return None
+    mean, std = getattr(preset.paper, metric)
+    return Sample(mean, std, len(preset.seeds))
+
+
+def method_label(config: Config) -> str:
+    """The name of a method as the paper writes it.
+
+    >>> method_label(Config(model="cnn", method="fomoh-kd", k=3, lr=0.3))
+    'FoMoH-3D'
+    """
+    name = f"FoMoH-{config.k}D" if config.method == "fomoh-kd" else _METHODS[config.method]
+    if config.method == "gauss-newton" or (config.method == "fgd" and config.k > 1):
+        name += f" (K = {config.k})"
+    if config.method in FORWARD_GRADIENT:
+        name += f" (J = {config.samples})"
+    return name + (" (LR-Sch.)" if config.schedule != "none" else "") + (", averaged" if config.average else "")
+
+
+def slug(config: Config) -> str:
+    """A name for files: the preset's, of the paper or beyond it, or one made of model, method and dataset.
+
+    >>> slug(Config(model="cnn", method="fomoh-kd", k=3, dataset="digits"))
+    'cnn-fomoh-kd-3d-digits'
+    """
+    preset = _preset(config) or _repeated(config, BEYOND.values())
+    if preset is not None:
+        return preset.name
+    size = f"-{config.k}d" if config.method in ("fomoh-kd", "gauss-newton") else ""
+    size += f"-j{config.samples}" if config.method in FORWARD_GRADIENT else ""
+    return f"{config.model}-{config.method}{size}-{config.dataset}"
+
+
+def sections(records: Iterable[RunRecord]) -> list[Section]:
+    """The records by model, dataset and validation, and within them by row."""
+    rows: dict[frozenset[tuple[str, Any]], list[RunRecord]] = {}
+    for record in records:
+        rows.setdefault(_identity(record.config, _WHERE), []).append(record)
+    kinds: dict[tuple[str, str, int], list[Group]] = {}
+    for runs in rows.values():
+        runs.sort(key=lambda run: run.config.seed)
+        config = runs[0].config
+        preset = _preset(config)
+        group = Group(preset.label if preset else method_label(config), config, preset, tuple(runs))
+        kinds.setdefault((config.model, config.dataset, config.hold_out), []).append(group)
+    ordered = sorted(kinds.items(), key=lambda item: ([*MODEL_NAMES, item[0][0]].index(item[0][0]), item[0]))
+    return [Section(*kind, groups=_distinct(sorted(groups, key=_order))) for kind, groups in ordered]
+
+
+def _identity(config: Config, aside: frozenset[str]) -> frozenset[tuple[str, Any]]:
+    return frozenset((name, value) for name, value in config.to_dict().items() if name not in aside)
+
+
+def _preset(config: Config) -> Preset | None:
+    """The row of the paper that a run repeats, if over fewer epochs or in another precision."""
+    return _repeated(config, (preset for preset in PRESETS.values() if preset.paper is not None))
+
+
+def _repeated(config: Config, presets: Iterable[Preset]) -> Preset | None:
+    mine = _identity(config, _SPEED)
+    return next((preset for preset in presets if _identity(preset.config, _SPEED) == mine), None)
+
+
+def _order(group: Group) -> tuple[object, ...]:
+    methods = ["fgd", "fomoh", "fomoh-kd", *_BEYOND, "fomoh-bp", "backprop", "sgd", "adam"]
+    config = group.config
+    size = methods.index(config.method), config.k, config.samples
+    return (*size, group.scheduled, not group.paper, config.lr, config.batch_size)
+
+
+def _distinct(groups: Sequence[Group]) -> tuple[Group, ...]:
+    """Groups of the same name are told apart by the fields in which they differ."""
+    named = []
+    for group in groups:
+        twins = [other for other in groups if other.label == group.label]
+        extra = []
+        for field in fields(Config):
+            value = getattr(group.config, field.name)
+            if field.name not in _WHERE and any(getattr(other.config, field.name) != value for other in twins):
+                extra.append(f"{field.name} {value:g}" if isinstance(value, float) else f"{field.name} {value}")
+        named.append(replace(group, label=", ".join([group.label, *extra])))
+    return tuple(named)

@@ -1,0 +1,513 @@
+"""The engine: a dispatch mode that carries jets beside the ordinary tensors of an unmodified program.
+
+It knows no operation. For each call that touches a perturbed storage it asks the table for a plan and follows it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import MissingRule, UnsupportedProgram
+from .. import _torch, rules
+from ..algebra.jet import Operand, PairSet
+from ..algebra.registry import Kind, Treatment, plan
+from ..algebra.sparse import SparseOperand, Support, padded, term_of
+from ..storage_geometry import written
+from .boundary import AtOnce, Boundary
+from .grad_switches import GradSwitches
+from .locate import call_site
+from .rows import Record, Seed
+from .stops import StopMode, every_stop
+from .witness import Witness
+
+__all__ = ["JetMode"]
+
+Read = Callable[[Tensor], tuple[Tensor | None, Tensor | None]]
+
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer))
+_SEVERAL = (list, tuple)
+
+
+class JetMode(_torch.DispatchMode):
+    """Carries tangent and second rows for every storage that depends on a perturbed leaf."""
+
+    def __init__(self, pairs: PairSet, boundary: Boundary | None = None, no_grad: str = "stop") -> None:
+        super().__init__()
+        rules.load()
+        self.pairs = pairs
+        self.boundary = boundary or AtOnce(pairs)  # where second order begins
+        self.above = _torch.AboveAutograd()
+        self.stops = StopMode(self)
+        self.switches = GradSwitches(no_grad)
+        self.halted = False  # whether a tangent has stopped where the program switched autograd off
+        self._records: weakref.WeakKeyDictionary[Any, Record | Seed] = weakref.WeakKeyDictionary()
+        self._stopped: dict[int, weakref.ref[Tensor]] = {}
+        self._sparse = False  # whether there are leaves that vary along some directions alone
+        self._unused: list[Seed] = []  # that no operation has been seen to read
+        self._bodies: list[Any] = []  # composites that are running, innermost last
+        self.witness: Witness | None = None  # of what is seen, where results are read by whoever wrote the program
+        self._functions: list[str] = []  # autograd.Functions running that no perturbed tensor was passed to
+
+    # -- records ----------------------------------------------------------------------------------------------------
+
+    def seed(self, tensor: Tensor, seed: Seed) -> None:
+        """Perturb a leaf."""
+        self._sparse |= self.boundary.begins_late and seed.structured
+        storage = tensor.untyped_storage()
+        other = self._records.get(storage)
+        if other is None:
+            self._records[storage] = seed
+            self._unused.append(seed)
+            return
+        # leaves that are parts of one storage share a record, where their uses cannot be told apart
+        seed.used = True
+        if isinstance(other, Seed):
+            other.used = True
+            other = other.record(tensor)
+        other.write(tensor, *seed.read(tensor))
+        self._records[storage] = other
+
+    def record_of(self, tensor: Tensor) -> Record | Seed | None:
+        """The record behind ``tensor``; None where it does not depend on a perturbed leaf."""
+        if self._stopped and self.is_stopped(tensor):
+            return None
+        return self._records.get(tensor.untyped_storage())
+
+    def jet(self, tensor: Tensor) -> Operand:
+        """The jet of a tensor of the program."""
+        record = self.record_of(tensor)
+        return Operand(tensor, None, None) if record is None else Operand(tensor, *record.read(tensor))
+
+    def tracks(self, tensor: Tensor) -> bool:
+        """Whether ``tensor`` depends on a perturbed leaf."""
+        try:
+            return self.record_of(tensor) is not None
+        except NotImplementedError:  # sparse and nested layouts own no single storage
+            return False
+
+    @contextlib.contextmanager
+    def inside_function(self, name: str) -> Iterator[None]:
+        """While the forward body of autograd.Function ``name`` runs: it may use no perturbed tensor."""
+        self._functions.append(name)
+        try:
+            yield
+        finally:
+            self._functions.pop()
+
+    @property
+    def begins_late(self) -> bool:
+        """Whether second order begins at the loss."""
+        return self.boundary.begins_late
+
+    def inside_loss(self, func: Any, args: Any, kwargs: Any) -> contextlib.AbstractContextManager[None]:
+        """A context for while a loss of torch.nn.functional runs."""
+        return self.boundary.inside_loss(func, args, kwargs, self.tracks)
+
+    def run_function(self, name: str, call: Callable[[], Any]) -> Any:
+        """The outputs of an autograd.Function without a rule, or None to refuse it. Only a survey runs it."""
+        return None
+
+    def stop(self, tensor: Tensor) -> None:
+        """Let no tangent through this tensor object: the user detached it."""
+        key = id(tensor)
+        self._stopped[key] = weakref.ref(tensor, lambda _: self._stopped.pop(key, None))
+
+    def is_stopped(self, tensor: Tensor) -> bool:
+        """Whether the user detached this tensor, or a tensor that it is a view of."""
+        reference = self._stopped.get(id(tensor))
+        return reference is not None and reference() is tensor
+
+    # -- dispatch ---------------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = self._dispatch(func, types, args, kwargs)
+        if self.witness is not None:
+            self.witness.note(func, args, kwargs, out)
+        return out
+
+    def _dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if not _PLAIN.issuperset(types):
+            _refuse_subclasses(func, types)
+        tracked = self._tracked(args, kwargs)
+        if not tracked:
+            out = func(*args, **kwargs)
+            if self._stopped:
+                self._stop_views(func, args, out)
+            return out
+        if self.switches.off:
+            return self._constant(func, args, kwargs)
+        if self._functions:
+            raise UnsupportedProgram(
+                f"the forward body of torch.autograd.Function {self._functions[-1]} uses a perturbed tensor that is "
+                f"not one of its arguments, in {call_site(str(func))}; expected it as an argument, and a rule."
+            )
+        step = plan(func)
+        try:
+            return self._follow(step, func, args, kwargs, tracked)
+        except MissingRule as error:
+            raise self._explain(func, error) from None
+
+    def _constant(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """An operation where the program has switched autograd off: what it returns, be it a view, does not vary.
+
+        Memory that it writes keeps its rows, as it keeps its graph in backprop.
+        """
+        self.halted = True
+        targets = [(tensor, tensor.shape) for tensor in written(func, args, kwargs) if self.tracks(tensor)]
+        out = func(*args, **kwargs)
+        for tensor, shape in targets:
+            if tensor.shape != shape:
+                raise UnsupportedProgram(
+                    f"{call_site(str(func))} changes the shape of a perturbed tensor from {tuple(shape)} to "
+                    f"{tuple(tensor.shape)} where autograd is off; expected a tensor of its own."
+                )
+        given = _torch.pytree.tree_leaves((args, kwargs))
+        for tensor in out if isinstance(out, list | tuple) else [out]:
+            if isinstance(tensor, Tensor) and self.tracks(tensor) and not any(tensor is one for one in given):
+                self.stop(tensor)
+        return out
+
+    def _follow(self, step: Treatment, func: Any, args: Any, kwargs: Any, tracked: list[Tensor]) -> Any:
+        if step.kind is Kind.VIEW:
+            out = func(*args, **kwargs)
+            if self._stopped:
+                self._stop_views(func, args, out)
+            _refuse_reinterpretation(func, tracked, out)
+            return out
+        if step.kind is Kind.CONSTANT:
+            return func(*args, **kwargs)
+        if step.kind is Kind.MISSING:
+            return self._missing(step, func, args, kwargs)
+        if self._unused:
+            self._note_use(tracked)
+        if step.kind is Kind.INPLACE:
+            return self._write(step, func, args, kwargs, tracked)
+        return self._return(self._apply(step, func, args, kwargs, tracked), args)
+
+    def _note_use(self, tracked: list[Tensor]) -> None:
+        for tensor in tracked:
+            record = self._records.get(tensor.untyped_storage())
+            if isinstance(record, Seed):
+                record.used = True
+        self._unused = [seed for seed in self._unused if not seed.used]
+
+    def _apply(self, step: Treatment, func: Any, args: Any, kwargs: Any, tracked: list[Tensor]) -> Any:
+        """The outputs of an operation: jets from a rule, tensors of the program from a composite."""
+        assert step.apply is not None
+        if step.kind is Kind.COMPOSITE:
+            if func in self._bodies and self._bodies[-1].namespace == "prims":
+                # torch's table says that the operation is a primitive, and of the primitive that it is the operation
+                raise MissingRule(f"{func} has no rule", str(func))
+            # torch's own composites must not meet the function modes again, which would call the whole operation
+            stops = _torch.no_function_modes() if step.traits.hidden else every_stop()
+            self._bodies.append(func)
+            try:
+                with self.above(), stops, self:
+                    out = step.apply(*args, **kwargs)
+            finally:
+                self._bodies.pop()
+            if out is NotImplemented:  # torch's decomposition declines these arguments
+                raise MissingRule(f"{func} has no rule", str(func))
+            return out
+        if not self.boundary.begins_late and step.traits.pointwise and self.above.is_needless():
+            return self._rule(step, func, args, kwargs, self.pairs, self._lift)
+        with self.above():
+            if not self.boundary.begins_late:  # a short cut: the answers are known
+                return self._rule(step, func, args, kwargs, self.pairs, self._lift)
+            late = self.boundary.is_late(func, tracked)
+            if late:
+                rows = partial(self.boundary.rows, func, find=self.record_of)
+                out = self._rule(step, func, args, kwargs, self.boundary.late, partial(self._lift, read=rows))
+            else:
+                out = self._early(step, func, args, kwargs, self.boundary.early)
+            return self.boundary.note(late, func, args, kwargs, tracked, out)
+
+    def _early(self, step: Treatment, func: Any, args: Any, kwargs: Any, pairs: PairSet) -> Any:
+        """The outputs of a rule before the boundary: tangents alone, of some directions where no argument has more."""
+        if not self._sparse:
+            return self._rule(step, func, args, kwargs, pairs, self._lift)
+        given: list[Operand] = []
+        args, kwargs = (self._lift_sparsely(values, pairs.k, given) for values in (args, kwargs))
+        if step.traits.sparse or not any(isinstance(one, SparseOperand) for one in given):
+            return self._rule(step, func, args, kwargs, pairs, _identity)
+        terms = [term_of(one) for one in given]
+        union = Support.of(pairs.k, (run for term in terms if term is not None for run in term.support.runs))
+        rows = {
+            id(one): one.primal if term is None else Operand(one.primal, padded(term, union), None)
+            for one, term in zip(given, terms, strict=True)
+        }
+        out = self._rule(step, func, args, kwargs, PairSet.none(union.count), partial(_replaced, rows))
+        return out if union.whole else _supported(out, union)
+
+    def _lift_sparsely(self, value: Any, k: int, given: list[Operand]) -> Any:
+        """An argument with jets in place of perturbed tensors, which are noted in ``given``."""
+        if isinstance(value, Tensor):
+            record = self.record_of(value) if self.tracks(value) else None
+            if record is None:
+                return value
+            one = record.operand(value) if isinstance(record, Record) else record.operand(value, k)
+            given.append(one)
+            return one
+        if isinstance(value, _SEVERAL):
+            return [self._lift_sparsely(item, k, given) for item in value]
+        if isinstance(value, dict):
+            return {name: self._lift_sparsely(item, k, given) for name, item in value.items()}
+        return value
+
+    def _rule(
+        self, step: Treatment, func: Any, args: Any, kwargs: Any, pairs: PairSet, lift: Callable[[Any], Any]
+    ) -> Any:
+        assert step.apply is not None
+        if not kwargs:
+            return step.apply(pairs, func, *map(lift, args))
+        return step.apply(pairs, func, *map(lift, args), **{name: lift(value) for name, value in kwargs.items()})
+
+    def _return(self, out: Any, args: Any) -> Any:
+        """Enter the rows of the outputs and hand back ordinary tensors."""
+        if isinstance(out, Operand):
+            value = _fresh(out.primal, args)
+            self._enter(value, out)
+            return value
+        if isinstance(out, Tensor):
+            return _fresh(out, args)
+        if isinstance(out, tuple | list):
+            items = [self._return(item, args) for item in out]
+            return items if isinstance(out, list) else tuple(items)
+        return out
+
+    def _enter(self, value: Tensor, jet: Operand) -> None:
+        if jet.tangent is None and jet.second is None:
+            return
+        if value.is_complex():
+            raise _complex("an operation")
+        # Outputs of one operation may share a storage, so an existing record is written to, not replaced.
+        self._overwrite(value, jet)
+
+    def _write(self, step: Treatment, func: Any, args: Any, kwargs: Any, tracked: list[Tensor]) -> Any:
+        """An in-place or out= operation: the functional counterpart's jets, written into the destinations."""
+        assert step.counterpart is not None
+        targets = written(func, args, kwargs)
+        if step.counterpart.kind is Kind.CONSTANT:
+            result = func(*args, **kwargs)
+            jets: list[Operand] = [Operand(target, None, None) for target in targets]
+        else:
+            outs = _outs(func)
+            self._refuse_detached(targets, func)
+            jets = self._written_jets(step, func, args, kwargs, tracked, targets)
+            for target, jet in zip(targets, jets, strict=True):
+                value = jet.primal.detach() if jet.primal.requires_grad else jet.primal
+                if target.shape != value.shape and outs:
+                    target.resize_(value.shape)
+                target.copy_(value)
+            result = targets[0] if len(targets) == 1 else tuple(targets)
+        for target, jet in zip(targets, jets, strict=True):
+            self.boundary.move(jet.primal, target, self.tracks)
+            self._overwrite(target, jet)
+        return result
+
+    def _written_jets(
+        self, step: Treatment, func: Any, args: Any, kwargs: Any, tracked: list[Tensor], targets: list[Tensor]
+    ) -> list[Operand]:
+        """What the functional counterpart makes of the inputs, one jet for each target."""
+        assert step.counterpart is not None
+        if self.above.differentiable:
+            # rows may save the old contents for a backward pass, so they get their own copy
+            with self.above(), self:
+                copies = {id(t): t.clone() for t in targets if t.requires_grad}
+            args = [copies.get(id(a), a) for a in args]
+        if self.boundary.all_of_parameters(tracked):
+            args = self._with_copies(args, targets)
+            tracked = self._tracked(args, kwargs)
+        outs = _outs(func)
+        inputs = {name: value for name, value in kwargs.items() if name not in outs}
+        out = self._apply(step.counterpart, step.functional, args, inputs, tracked)
+        flat = list(out) if isinstance(out, tuple | list) else [out]
+        with self.above():
+            return [
+                item if isinstance(item, Operand) else self._jet_for(target, item, func)
+                for target, item in zip(targets, flat, strict=False)
+            ]
+
+    def _jet_for(self, target: Tensor, value: Tensor, func: Any) -> Operand:
+        """The jet of ``value`` as it is written into ``target``."""
+        if self.boundary.joins_late(target, self.tracks):
+            return Operand(value, *self.boundary.rows(func, value, self.record_of))
+        return self.jet(value)
+
+    def _with_copies(self, args: Any, targets: list[Tensor]) -> list[Any]:
+        """Arguments with copies of those that are written: what is known of them outlives the write."""
+        copies = {}
+        for target in targets:
+            copies[id(target)] = copy = target.clone()
+            record = self.record_of(target) if self.tracks(target) else None
+            if record is not None:
+                self._records[copy.untyped_storage()] = Record(copy, *record.read(target))
+                self.boundary.adopt(copy, target)
+        return [copies.get(id(arg), arg) for arg in args]
+
+    def _refuse_detached(self, targets: list[Tensor], func: Any) -> None:
+        for target in targets:
+            if self._stopped and self.is_stopped(target):
+                raise UnsupportedProgram(
+                    f"{call_site(str(func))} writes a perturbed value into a detached tensor, whose memory it shares "
+                    "with others; expected a write into a clone."
+                )
+
+    def _overwrite(self, target: Tensor, jet: Operand) -> None:
+        tangent, second = jet.tangent, jet.second
+        support = jet.support if isinstance(jet, SparseOperand) else None
+        storage = target.untyped_storage()
+        record = self._records.get(storage)
+        if record is None and _fits(tangent, target) and _fits(second, target):  # as nearly always
+            if tangent is not None or second is not None:
+                self._records[storage] = Record(target, tangent, second, support)
+            return
+        with self.above():
+            tangent, second = _cast(tangent, target), _cast(second, target)
+            if record is None:
+                self._records[storage] = Record(target, tangent, second, support)
+                return
+            if isinstance(record, Seed):
+                record = record.record(target)
+            record.write(target, tangent, second, support)
+        if record.empty:
+            del self._records[storage]
+        else:
+            self._records[storage] = record
+
+    def _missing(self, step: Treatment, func: Any, args: Any, kwargs: Any) -> Any:
+        if not step.writes:
+            out = func(*args, **kwargs)
+            tensors = [t for t in _torch.pytree.tree_leaves(out) if isinstance(t, Tensor)]
+            if any(t.is_complex() for t in tensors):
+                raise _complex(func)
+            if not any(t.is_floating_point() for t in tensors):
+                return out  # integers and truth values have no derivative
+        raise MissingRule(f"{func} has no rule", str(func))
+
+    def _explain(self, func: Any, error: MissingRule) -> MissingRule:
+        if getattr(error, "explained", False):
+            return error
+        full = MissingRule(
+            f"{error}; {call_site('called')}. Register one with jetplane.register, for example "
+            f"jetplane.register.composite(torch.ops.{func}, body) with a body of operations that have rules; "
+            "see CONTRIBUTING, 'Add a rule'.",
+            error.op,
+        )
+        full.explained = True  # type: ignore[attr-defined]
+        return full
+
+    # -- arguments --------------------------------------------------------------------------------------------------
+
+    def _tracked(self, args: Any, kwargs: Any) -> list[Tensor]:
+        found: list[Tensor] = []
+        self._collect(args, found)
+        if kwargs:
+            self._collect(kwargs.values(), found)
+        return found
+
+    def _collect(self, values: Any, found: list[Tensor]) -> None:
+        for value in values:
+            if isinstance(value, Tensor):
+                if self.tracks(value):
+                    found.append(value)
+            elif isinstance(value, _SEVERAL):
+                self._collect(value, found)
+
+    def _lift(self, value: Any, read: Read | None = None) -> Any:
+        """An argument with jets in place of perturbed tensors; ``read`` gives the rows of one."""
+        if isinstance(value, Tensor):
+            try:
+                record = self.record_of(value)
+            except NotImplementedError:  # sparse and nested layouts own no single storage
+                return value
+            if record is None:
+                return value
+            tangent, second = record.read(value) if read is None else read(value)
+            return value if tangent is None and second is None else Operand(value, tangent, second)
+        if isinstance(value, _SEVERAL):
+            return [self._lift(item, read) for item in value]
+        return value
+
+    def _stop_views(self, func: Any, args: Any, out: Any) -> None:
+        """Views of a detached tensor are detached."""
+        if plan(func).kind is Kind.VIEW and any(isinstance(a, Tensor) and self.is_stopped(a) for a in args):
+            for tensor in out if isinstance(out, list | tuple) else [out]:
+                self.stop(tensor)
+
+
+def _fresh(value: Tensor, args: Any) -> Tensor:
+    """``value`` as autograd expects it from below: without a graph of its own and not an input."""
+    if value.requires_grad or value._is_view():
+        return value.detach()
+    for given in args:
+        if given is value:
+            return value.detach()
+    return value
+
+
+@cache
+def _outs(func: Any) -> frozenset[str]:
+    """The names of the arguments that receive an operation's results."""
+    return frozenset(a.name for a in func._schema.arguments if a.is_out)
+
+
+def _identity(value: Any) -> Any:
+    return value
+
+
+def _replaced(rows: dict[int, Any], value: Any) -> Any:
+    if isinstance(value, Operand):
+        return rows[id(value)]
+    return [_replaced(rows, item) for item in value] if isinstance(value, list) else value
+
+
+def _supported(out: Any, support: Support) -> Any:
+    """The outputs of a rule, whose tangents belong to these directions."""
+    if isinstance(out, Operand):
+        return SparseOperand(out.primal, out.tangent, None, support)
+    return type(out)(_supported(item, support) for item in out) if isinstance(out, _SEVERAL) else out
+
+
+def _fits(rows: Tensor | None, value: Tensor) -> bool:
+    return rows is None or rows.dtype == value.dtype
+
+
+def _cast(rows: Tensor | None, value: Tensor) -> Tensor | None:
+    return rows if rows is None or rows.dtype == value.dtype else rows.to(value.dtype)
+
+
+def _complex(func: Any) -> UnsupportedProgram:
+    return UnsupportedProgram(
+        f"complex is not supported: {call_site(str(func))} makes a complex value of a perturbed tensor; expected "
+        "real ones."
+    )
+
+
+def _refuse_reinterpretation(func: Any, tracked: list[Tensor], out: Any) -> None:
+    for tensor in out if isinstance(out, list | tuple) else [out]:
+        if isinstance(tensor, Tensor) and tensor.dtype != tracked[0].dtype:
+            if tensor.is_complex() or tracked[0].is_complex():
+                raise _complex(func)
+            raise MissingRule(f"{func} reinterprets perturbed memory as {tensor.dtype}", str(func))
+
+
+def _has_own_dispatch(kind: Any) -> bool:
+    return kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+
+
+def _refuse_subclasses(func: Any, types: Any) -> None:
+    for kind in types:
+        if kind not in _PLAIN and not _torch.is_fake(kind) and _has_own_dispatch(kind):
+            raise UnsupportedProgram(
+                f"{call_site(str(func))} uses the tensor subclass {kind.__name__}, whose own dispatch hides its "
+                "operations from the engine; expected plain tensors."
+            )

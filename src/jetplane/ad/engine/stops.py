@@ -1,0 +1,160 @@
+"""The user's own calls that end tangents, or would lose them, or say where the loss begins.
+
+A dispatch mode cannot tell the user's ``detach`` from autograd's internal ones: both arrive as ``aten.detach``. A
+function mode sees the user's calls only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import weakref
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from ...errors import UnsupportedProgram
+from .. import _torch
+from .boundary import LOSSES
+from .grad_switches import GradSwitches
+from .locate import call_site, called_by_autograd
+
+__all__ = ["StopMode", "every_stop"]
+
+
+class Follower(Protocol):
+    """What follows the tangents: the engine."""
+
+    @property
+    def begins_late(self) -> bool: ...
+    @property
+    def switches(self) -> GradSwitches: ...
+    def stop(self, tensor: Tensor) -> None: ...
+    def tracks(self, tensor: Tensor) -> bool: ...
+    def inside_loss(self, func: Any, args: Any, kwargs: Any) -> contextlib.AbstractContextManager[None]: ...
+
+
+class StopMode(TorchFunctionMode):
+    """Sees the user's own calls, which a dispatch mode cannot tell from autograd's internal ones."""
+
+    def __init__(self, jets: Follower) -> None:
+        super().__init__()
+        self._jets = weakref.proxy(jets)
+
+    def __enter__(self) -> StopMode:
+        _RUNNING.append(self)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        _RUNNING.remove(self)
+        super().__exit__(*exc)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        hook = _HOOKS.get(func)
+        if hook is None:
+            return func(*args, **(kwargs or {}))
+        return hook(self._jets, func, args, kwargs or {})
+
+
+_RUNNING: list[StopMode] = []  # of all nested passes, outermost first
+
+
+@contextlib.contextmanager
+def every_stop() -> Iterator[None]:
+    """A composite's body is a part of the program: its detach stops the tangents of every nested pass."""
+    with contextlib.ExitStack() as stack:
+        for stops in dict.fromkeys(_RUNNING):
+            stack.enter_context(stops)
+        yield
+
+
+def _stop_output(jets: Follower, func: Any, args: Any, kwargs: Any) -> Any:
+    out = func(*args, **kwargs)
+    if not called_by_autograd():
+        jets.stop(_torch.unwrap_functorch(out))
+    return out
+
+
+def _switch(jets: Follower, func: Any, args: Any, kwargs: Any) -> Any:
+    return jets.switches.switch(func, args, kwargs)
+
+
+def _gumbel_softmax(jets: Follower, func: Any, args: Any, kwargs: Any) -> Any:
+    # its straight-through detach happens where this mode cannot see it, so it is done here
+    bound = inspect.signature(func).bind(*args, **kwargs)
+    bound.apply_defaults()
+    hard, dim = bound.arguments["hard"], bound.arguments["dim"]
+    bound.arguments["hard"] = False
+    soft = func(*bound.args, **bound.kwargs)
+    if not hard:
+        return soft
+    one_hot = torch.zeros_like(soft).scatter_(dim, soft.max(dim, keepdim=True)[1], 1.0)
+    constant = soft.detach()
+    jets.stop(_torch.unwrap_functorch(constant))
+    return one_hot - constant + soft
+
+
+def _refuse_tracked(jets: Follower, func: Any, args: Any, kwargs: Any) -> Any:
+    tensor = args[0]
+    if isinstance(tensor, Tensor) and not _torch.is_functorch_wrapper(tensor) and jets.tracks(tensor):
+        raise UnsupportedProgram(
+            f"{getattr(func, '__name__', func)} on a perturbed tensor loses its tangents, in "
+            f"{call_site('the program')}; expected .detach() before it."
+        )
+    return func(*args, **kwargs)
+
+
+def _without_fused_rnn(jets: Follower, func: Any, args: Any, kwargs: Any) -> Any:
+    # cuDNN's and oneDNN's fused layers hide the recurrence; without them torch unrolls it into plain operations
+    with _torch.without_fused_libraries():
+        return func(*args, **kwargs)
+
+
+def _loss(jets: Follower, func: Any, args: Any, kwargs: Any) -> Any:
+    # the call that the user made, which the operations it consists of do not tell
+    if jets.switches.off:
+        return func(*args, **kwargs)
+    with jets.inside_loss(func, args, kwargs):
+        return func(*args, **kwargs)
+
+
+def _linear_cross_entropy(jets: Follower, func: Any, args: Any, kwargs: Any) -> Any:
+    # the last layer of the model inside the loss: the boundary is between them
+    given = inspect.signature(func).bind(*args, **kwargs).arguments
+    if not jets.begins_late or jets.switches.off or given["linear_weight"].ndim != 2:
+        return func(*args, **kwargs)
+    z = F.linear(given["input"], given["linear_weight"], given.get("linear_bias"))
+    options: dict[str, Any] = {
+        name: given[name] for name in ("weight", "reduction", "label_smoothing") if name in given
+    }
+    if given.get("ignore_index") is not None:
+        options["ignore_index"] = given["ignore_index"]
+    return _loss(jets, F.cross_entropy, (z, given["target"]), options)
+
+
+_HOOKS: dict[Any, Any] = {
+    **dict.fromkeys(LOSSES, _loss),
+    _torch.SET_GRAD_ENABLED: _switch,
+    torch.Tensor.detach: _stop_output,
+    torch.detach: _stop_output,
+    torch.Tensor.detach_: _stop_output,
+    torch.detach_: _stop_output,
+    torch.Tensor.data.__get__: _stop_output,  # type: ignore[attr-defined]
+    torch.tensor: _stop_output,
+    torch.nn.functional.gumbel_softmax: _gumbel_softmax,
+    torch.Tensor.data.__set__: _refuse_tracked,  # type: ignore[attr-defined]
+    torch.Tensor.numpy: _refuse_tracked,
+    torch.Tensor.__array__: _refuse_tracked,
+    torch.Tensor.__dlpack__: _refuse_tracked,
+    torch.lstm: _without_fused_rnn,
+    torch.gru: _without_fused_rnn,
+    torch.rnn_tanh: _without_fused_rnn,
+    torch.rnn_relu: _without_fused_rnn,
+}
+if hasattr(F, "linear_cross_entropy"):  # since torch 2.13
+    _HOOKS[F.linear_cross_entropy] = _linear_cross_entropy

@@ -1,0 +1,1 @@
+"""Fused kernels, each beside the plain form that it is tested against."""

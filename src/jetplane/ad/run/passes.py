@@ -1,0 +1,211 @@
+"""One pass of the engine over a program, and how a large set of directions is split into several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..algebra.jet import Jet, PairSet
+from ..engine.boundary import Boundary, Crossing, crossings
+from ..engine.guards import guarded
+from ..engine.interpreter import JetMode
+from ..engine.rows import Seed
+from ..finite import finite
+from ..storage_geometry import geometry, overlap
+from .directions import Checked, Directions, Leaf
+
+
+class Pass:
+    """Perturbed leaves and the mode that follows them. The rows can be read after the pass, too.
+
+    With a ``boundary`` second order begins there, and ``pairs`` are those of the loss. Where the program switches
+    autograd off itself, tangents stop, or with ``no_grad="follow"`` do not.
+    """
+
+    def __init__(self, pairs: PairSet, boundary: Boundary | None = None, no_grad: str = "stop") -> None:
+        self.pairs = pairs
+        self.mode = JetMode(pairs, boundary, no_grad)
+        self._seeds: list[Seed] = []
+        self._leaves: dict[Any, list[tuple[Tensor, str]]] = {}  # by storage
+
+    def perturb(self, leaf: Leaf, label: str) -> None:
+        """Let ``leaf``'s tensor vary along its directions."""
+        neighbours = self._leaves.setdefault(leaf.tensor.untyped_storage(), [])
+        for other, name in neighbours:
+            if overlap(geometry(leaf.tensor), geometry(other)):
+                raise ValueError(f"{label} shares memory with {name}; expected each tensor to be perturbed once.")
+        neighbours.append((leaf.tensor, label))
+        seed = Seed(leaf.tensor, leaf, label)
+        self._seeds.append(seed)
+        self.mode.seed(leaf.tensor, seed)
+
+    @staticmethod
+    def of(pairs: PairSet, late: bool, no_grad: str = "stop") -> Pass:
+        """A pass over all directions at once; ``late``: second order begins at the loss."""
+        return Pass(pairs, Boundary(PairSet.none(pairs.k), pairs) if late else None, no_grad)
+
+    def running(self) -> guarded:
+        """A context in which the engine is active."""
+        return guarded(self.mode)
+
+    def unused(self) -> list[str]:
+        """Labels of the leaves that no operation has read."""
+        return [seed.label for seed in self._seeds if not seed.used]
+
+    def check_followed(self, results: Iterable[Any]) -> None:
+        """Raise where tangents stopped in the program's own no_grad and none reaches a result: a zero would mislead."""
+        if not self.mode.halted:
+            return
+        if not any(isinstance(one, Tensor) and self.mode.tracks(one) for one in results):
+            raise ValueError(
+                "the program computes its result under its own torch.no_grad() or inference_mode, where tangents stop "
+                "as backprop's gradients do; expected it outside of them, or a pass with no_grad='follow'."
+            )
+
+    def jet(self, tensor: Tensor) -> Jet:
+        """The jet of ``tensor``, with zeros written out."""
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"the program returned {type(tensor).__name__} {tensor!r}; expected a tensor.")
+        self.mode.boundary.check_result(tensor, self.mode.tracks)
+        jet = self.mode.jet(tensor)
+        dtype = tensor.dtype if tensor.is_floating_point() else torch.get_default_dtype()
+
+        def full(rows: Tensor | None, count: int) -> Tensor:
+            if rows is not None:
+                return rows
+            return torch.zeros((count, *tensor.shape), dtype=dtype, device=tensor.device)
+
+        return Jet(tensor, full(jet.tangent, self.pairs.k), full(jet.second, self.pairs.rows))
+
+
+# -- checks of what the user gives --------------------------------------------------------------------------------
+
+
+def check_leaf(tensor: object, label: str) -> Tensor:
+    """``tensor`` if it can be perturbed."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{label} is {type(tensor).__name__}; expected a tensor to perturb.")
+    if tensor.is_complex():
+        raise TypeError(f"{label} has dtype {tensor.dtype}; complex is not supported, expected a real floating dtype.")
+    if not tensor.is_floating_point():
+        raise TypeError(f"{label} has dtype {tensor.dtype}; only floating-point tensors can be perturbed.")
+    if tensor.layout is not torch.strided:
+        raise TypeError(f"{label} has layout {tensor.layout}; expected torch.strided.")
+    return tensor
+
+
+def check_directions(directions: Sequence[Tensor], leaves: Sequence[Tensor], labels: Sequence[str]) -> None:
+    """Raise unless each of ``directions`` has the shape (K, *S), dtype and device of its tensor, and one K."""
+    count: int | None = None
+    for direction, leaf, label in zip(directions, leaves, labels, strict=True):
+        shape = tuple(leaf.shape)
+        if not isinstance(direction, Tensor):
+            raise TypeError(f"directions for {label} are {type(direction).__name__}; expected a tensor (K, *{shape}).")
+        if direction.ndim != leaf.ndim + 1 or tuple(direction.shape[1:]) != shape:
+            expected = ", ".join(["K", *map(str, shape)])
+            raise ValueError(
+                f"directions for {label} {shape} have shape {tuple(direction.shape)}; expected ({expected})."
+            )
+        if direction.dtype != leaf.dtype:
+            raise ValueError(f"directions for {label} have dtype {direction.dtype}; expected {leaf.dtype}.")
+        if direction.device != leaf.device:
+            raise ValueError(f"directions for {label} are on {direction.device}; expected {leaf.device}.")
+        if direction.shape[0] == 0:
+            raise ValueError(f"directions for {label} have K = 0; expected at least one direction.")
+        if count is not None and direction.shape[0] != count:
+            found = direction.shape[0]
+            raise ValueError(f"directions for {label} have K = {found}; expected {count} as for {labels[0]}.")
+        count = direction.shape[0]
+    if not finite(directions):
+        bad = next(label for label, direction in zip(labels, directions, strict=True) if not finite([direction]))
+        raise ValueError(f"directions for {bad} hold values that are not finite; expected finite numbers.")
+
+
+# -- chunks -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A part of the work: some directions and some pairs, numbered within the chunk and within the whole."""
+
+    rows: tuple[int, ...]  # which directions
+    pairs: PairSet  # pairs of them, numbered within the chunk
+    positions: tuple[int, ...]  # where those pairs stand in the whole set
+    crossing: Crossing | None = None  # where second order begins at the loss: what the chunks hand over there
+
+    def begin(self, no_grad: str = "stop") -> Pass:
+        """A pass over the chunk."""
+        if self.crossing is None:
+            return Pass(self.pairs, None, no_grad)
+        return Pass(self.pairs, Boundary(PairSet.none(len(self.rows)), self.pairs, self.crossing), no_grad)
+
+
+def chunks(pairs: PairSet, size: int | None, late: bool = False) -> list[Chunk]:
+    """Split a pair set so that each chunk touches at most two blocks of ``size`` directions.
+
+    Where second order begins at the loss (``late``) a chunk is one block: the tangents of the model's output are kept,
+    and the last chunk has all pairs, of which the loss alone knows. The chunks must be run in their order.
+    """
+    if size is not None and (not isinstance(size, int) or size < 1):
+        raise ValueError(f"chunk_size is {size!r}; expected a positive integer or None.")
+    if late:
+        step = pairs.k if size is None else size
+        starts = range(0, pairs.k, step)
+        parts = [tuple(range(start, min(start + step, pairs.k))) for start in starts]
+        *before, last = zip(parts, crossings(len(parts)), strict=True)
+        first_order = [Chunk(rows, PairSet.none(len(rows)), (), crossing) for rows, crossing in before]
+        return [*first_order, Chunk(last[0], pairs, tuple(range(len(pairs.pairs))), last[1])]
+    if size is None or size >= pairs.k:
+        return [Chunk(tuple(range(pairs.k)), pairs, tuple(range(len(pairs.pairs))))]
+    blocks: dict[tuple[int, int], list[int]] = {}
+    for position, (i, j) in enumerate(pairs.pairs):
+        blocks.setdefault((i // size, j // size), []).append(position)
+    result = [_chunk(pairs, positions) for positions in blocks.values()]
+    covered = {row for chunk in result for row in chunk.rows}
+    missing = [row for row in range(pairs.k) if row not in covered]
+    for start in range(0, len(missing), size):
+        rows = tuple(missing[start : start + size])
+        result.append(Chunk(rows, PairSet.none(len(rows)), ()))
+    return result
+
+
+def _chunk(pairs: PairSet, positions: list[int]) -> Chunk:
+    chosen = [pairs.pairs[p] for p in positions]
+    rows = tuple(sorted({row for pair in chosen for row in pair}))
+    number = {row: n for n, row in enumerate(rows)}
+    local = tuple((number[i], number[j]) for i, j in chosen)
+    weights = None if pairs.weights is None else tuple(pairs.weights[p] for p in positions)
+    known = (make(len(rows)) for make in (PairSet.all, PairSet.diagonal, PairSet.star))
+    shape = next((known_set.shape for known_set in known if known_set.pairs == local), "list")
+    return Chunk(rows, PairSet(len(rows), local, weights, shape), tuple(positions))
+
+
+def assemble(pairs: PairSet, parts: Sequence[tuple[Chunk, Jet]]) -> Jet:
+    """The jet of the whole set from the jets of its chunks."""
+    if len(parts) == 1 or parts[-1][0].crossing is not None:
+        return parts[-1][1]
+    primal = parts[0][1].primal
+    tangents: dict[int, Tensor] = {}
+    seconds: dict[int, Tensor] = {}
+    for chunk, jet in parts:
+        for number, row in enumerate(chunk.rows):
+            tangents.setdefault(row, jet.tangent[number])
+        if pairs.weights is None:
+            seconds |= dict(zip(chunk.positions, jet.second, strict=True))
+    tangent = torch.stack([tangents[row] for row in range(pairs.k)])
+    if pairs.weights is not None:
+        return Jet(primal, tangent, torch.stack([jet.second for chunk, jet in parts if chunk.positions]).sum(0))
+    rows = [seconds[position] for position in range(len(pairs.pairs))]
+    return Jet(primal, tangent, torch.stack(rows) if rows else tangent.new_zeros((0, *primal.shape)))
+
+
+def lazily(directions: object) -> Directions | None:
+    """``directions`` if they are lazy ones."""
+    if type(directions) in (dict, list, tuple):  # as nearly always; to ask for a protocol takes long
+        return None
+    lazy = isinstance(directions, Directions) and not isinstance(directions, Tensor)
+    return Checked(directions) if lazy else None  # type: ignore[arg-type]

@@ -1,0 +1,1 @@
+"""Passes captured as graphs and compiled; CUDA graphs of them."""

@@ -1,1 +1,0 @@
-"""Studies of the optimizers: test functions with known minima, the Rosenbrock study, its figures and its page."""

@@ -1,0 +1,67 @@
+"""Products of matrices, and convolutions."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..program.done import Done
+from ..program.watch import Path
+from .adjoint import Adjoint, enter, summed
+from .entry_maps import rows
+
+aten = torch.ops.aten
+
+
+def _factor(delta: Tensor, left: Tensor, right: Tensor, which: int) -> Tensor:
+    return delta @ right.mT if which == 0 else left.mT @ delta
+
+
+def _product(delta: Tensor, done: Done, path: Path) -> Tensor:
+    left, right = done.args
+    return _factor(delta, left, right, int(path[0]))
+
+
+def _pull_addmm(delta: Tensor, done: Done, path: Path) -> Tensor:
+    return delta @ done.args[2].mT * done.kwargs.get("alpha", 1)
+
+
+def _addmm(delta: Tensor, done: Done, path: Path) -> Tensor:
+    bias, left, right = done.args[:3]
+    beta, alpha = done.kwargs.get("beta", 1), done.kwargs.get("alpha", 1)
+    if path == (0,):
+        return summed(delta if beta == 1 else beta * delta, bias)
+    gradient = _factor(delta, left, right, int(path[0]) - 1)
+    return gradient if alpha == 1 else alpha * gradient
+
+
+def _mv(delta: Tensor, done: Done, path: Path) -> Tensor:
+    matrix, vector = done.args
+    return torch.outer(delta, vector) if path == (0,) else matrix.T @ delta
+
+
+def _dot(delta: Tensor, done: Done, path: Path) -> Tensor:
+    return delta * done.args[1 - int(path[0])]
+
+
+def _convolution(delta: Tensor, done: Done, path: Path) -> Tensor:
+    x, weight, bias, *options = done.args
+    unbatched = x.ndim == len(options[0]) + 1
+    if path == (2,):
+        return delta.sum([axis for axis in range(delta.ndim) if axis != (0 if unbatched else 1)])
+    if unbatched:
+        delta, x = delta.unsqueeze(0), x.unsqueeze(0)
+    sizes = None if bias is None else list(bias.shape)
+    parts = aten.convolution_backward(delta, x, weight, sizes, *options[:6], [path == (0,), path == (1,), False])
+    if path == (1,):
+        return parts[1]
+    return parts[0].squeeze(0) if unbatched else parts[0]
+
+
+enter(Adjoint(_product, _product, live=rows(0), weights=True), aten.mm.default)
+enter(Adjoint(_product, _product, live=rows(0), paths=((0,), (1,)), apart=True), aten.bmm.default)
+enter(Adjoint(_pull_addmm, _addmm, live=rows(1), paths=((1,),), weights=True), aten.addmm.default)
+enter(Adjoint(product=_addmm), aten.baddbmm.default)
+enter(Adjoint(product=_mv), aten.mv.default)
+enter(Adjoint(product=_dot), aten.dot.default)
+enter(Adjoint(product=_convolution), aten.convolution.default, aten._convolution.default)

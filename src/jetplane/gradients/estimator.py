@@ -1,0 +1,358 @@
+"""Forward gradients: two forward passes, and what they say about every weight, in ``.grad``."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..ad.run.budget import parse_bytes
+from ..ad.run.replay import Replay
+from ..errors import CoupledSamples, UnsupportedProgram
+from .kept_by_parameters import KeptByParameters, Known
+from .noise.control_variate import ControlVariate
+from .noise.prediction import Prediction
+from .noise.readout import Readout
+from .noise.signs import Noise, Signs
+from .noise.statistics import Statistics
+from .passes.kept_plans import KeptPlans, Width
+from .passes.program_passes import Passes, capturing
+from .plan.noise_plan import Changed, NoisePlan, Site
+from .program.loss_program import LossProgram
+from .program.parameters import Parameters
+from .weight import weight_gradient
+
+__all__ = ["ForwardGradient", "forward_gradient"]
+
+_NOISY = 4.0  # times the power of all else: what the norms' part may have before it is worth a warning
+
+Params = Iterable[Any] | Mapping[str, Tensor]
+
+
+class ForwardGradient:
+    """Estimates the gradient of a mean of per-sample losses by forward passes alone, and adds it to ``.grad``.
+
+    Each layer's output gets J random tangents ``u`` for every sample. A first forward pass carries them to the losses,
+    s_jb = sum over layers of u_jb . d loss_b; a second one draws the same numbers again and multiplies each layer's
+    own input with mean_j s_jb u_jb, which is d loss_b at its output in the mean over the draws. The layers behind which
+    is only the loss get their exact derivative. With ``control``, what the tangents do to the loss's input is learned
+    and predicted, and only the rest of it is noise: exactly as unbiased, and less noisy by the call.
+
+    Through more than two batch norms in training, what their statistics add is bounded beside the rest, so that noise
+    does not grow with depth; what is beyond the bound is left out. ``batch_norm="exact"`` leaves nothing out.
+
+    What was found out about a program is kept for its next call. ``step`` is the number of the next call, and the noise
+    a function of (seed, step). With ``capturable`` it is counted on the device, so that a CUDA graph of a call, which
+    can be captured after a first call as it is, draws new numbers at each replay.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+        >>> x, y = torch.randn(16, 4), torch.arange(16) % 3
+        >>> estimate = ForwardGradient(model.parameters(), samples=2)
+        >>> loss = estimate(lambda x, y: torch.nn.functional.cross_entropy(model(x), y, reduction="none"), x, y)
+        >>> assert all(p.grad is not None for p in model.parameters()) and estimate.step == 1
+    """
+
+    def __init__(
+        self,
+        params: Params,
+        samples: int | None = 1,
+        *,
+        estimator: str = "activation",
+        seed: int = 0,
+        step: int = 0,
+        chunk_size: int | None = None,
+        memory: str | int | None = None,
+        coupled: str = "sum",
+        allow_unused: bool = False,
+        control: bool = True,
+        batch_norm: str = "bounded",
+        probe_every: int = 50,
+        capturable: bool = False,
+        noise: Callable[[int, Any], Noise] = Signs,
+    ) -> None:
+        _check_count("samples", samples, optional=estimator == "activation")
+        _check_count("chunk_size", chunk_size, optional=True)
+        _check_count("probe_every", probe_every)
+        _check_word("seed", seed, 64)
+        _check_word("step", step, 32)
+        _check_choice("estimator", estimator, "activation", "weight")
+        _check_choice("coupled", coupled, "sum", "raise")
+        _check_choice("batch_norm", batch_norm, "bounded", "exact")
+        if chunk_size is not None and memory is not None:
+            raise ValueError(f"chunk_size is {chunk_size} and memory {memory!r}; expected one of them.")
+        self.samples, self.estimator, self.seed = samples, estimator, seed
+        self.coupled, self.allow_unused, self.batch_norm = coupled, allow_unused, batch_norm
+        self._width = Width(samples, chunk_size, None if memory is None else parse_bytes(memory))
+        self._parameters = Parameters(params)
+        self._probe_every = probe_every
+        self._noise = noise
+        tensors, learns = self._parameters.tensors, control and estimator == "activation"
+        first: int | Tensor = step
+        if capturable:
+            first = torch.full((), step, dtype=torch.int64, device=tensors[0].device)
+        self._known = Known(KeptPlans(), ControlVariate(tensors) if learns else None, first)
+
+    @property
+    def step(self) -> int:
+        """The number of the next call."""
+        return int(self._known.step)
+
+    @step.setter
+    def step(self, value: int) -> None:
+        _check_word("step", value, 32)
+        if isinstance(self._known.step, Tensor):
+            self._known.step.fill_(value)
+        else:
+            self._known.step = value
+
+    # -- use --------------------------------------------------------------------------------------------------------
+
+    def __call__(self, loss_fn: Callable[..., Any], *batch: Any, has_aux: bool = False) -> Any:
+        """Add the estimate of d mean(loss_fn(*batch)) to ``.grad``; the mean loss, with aux if there is one."""
+        return self._estimate(self._known, loss_fn, batch, has_aux)
+
+    def _estimate(self, known: Known, loss_fn: Callable[..., Any], batch: Any, has_aux: bool) -> Any:
+        """The same with what is ``known`` from calls before, which learns from this one."""
+        program = self._program(loss_fn, batch, has_aux)
+        if self.estimator == "weight":
+            losses, aux = weight_gradient(
+                self._parameters, program, self._width, self.seed, known.step, self.allow_unused
+            )
+        else:
+            losses, aux = self._by_activations(program, known)
+        known.step += 1  # in place where it is a tensor
+        loss = losses.sum() / losses.shape[0]
+        return (loss, aux) if has_aux else loss
+
+    def sites(self, loss_fn: Callable[..., Any], *batch: Any, has_aux: bool = False) -> list[Site]:
+        """Where noise enters, and how the samples lie there. Touches no gradient, buffer or random state."""
+        passes = self._passes(self._program(loss_fn, batch, has_aux))
+        try:
+            with _steady():
+                return self._known.plans.find(passes, self._width).sites
+        finally:
+            passes.replay.rewind()
+
+    def reset(self) -> None:
+        """Forget what the control variate has learned, as for other values of the parameters."""
+        if self._known.control is not None:
+            self._known.control.reset()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What has to be kept to go on as if nothing had happened: numbers, and under "control" tensors by name."""
+        learned = {} if self._known.control is None else self._known.control.state_dict()
+        return {"seed": self.seed, "step": self.step, "control": learned}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where another one was."""
+        _check_word("seed", state["seed"], 64)
+        self.step = state["step"]
+        self.seed = state["seed"]
+        if self._known.control is not None:
+            self._known.control.load_state_dict(state.get("control", {}))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copy and pickle: all but the plans, which are made anew."""
+        return self.__dict__ | {"_known": replace(self._known, plans=KeptPlans())}
+
+    # -- passes -----------------------------------------------------------------------------------------------------
+
+    def _program(self, loss_fn: Callable[..., Any], batch: Any, has_aux: bool) -> LossProgram:
+        if torch.is_inference_mode_enabled():
+            raise UnsupportedProgram("forward_gradient runs in torch.inference_mode(); expected torch.no_grad().")
+        self._parameters.refresh()
+        return LossProgram(loss_fn, batch, has_aux)
+
+    def _passes(self, program: LossProgram) -> Passes:
+        devices = [] if capturing() else [tensor.device for tensor in self._parameters.tensors]
+        return Passes(self._parameters, program, Replay(devices))
+
+    def _by_activations(self, program: LossProgram, known: Known) -> tuple[Tensor, Any]:
+        plan = known.plans.known(program, self._width, self._probe_every)
+        if capturing() and (plan is None or plan.random):
+            what = "is new" if plan is None else "draws random numbers"
+            raise UnsupportedProgram(
+                f"a CUDA graph is captured of a program that {what}; expected a call as it is before it, and no "
+                "dropout."
+            )
+        passes, noise = self._passes(program), self._noise(self.seed, known.step)
+        if plan is not None:
+            with contextlib.suppress(Changed):
+                return self._follow(plan, passes, noise, known.control)
+        with _steady():
+            return self._follow(known.plans.find(passes, self._width), passes, noise, known.control)
+
+    def _follow(
+        self, plan: NoisePlan, passes: Passes, noise: Noise, control: ControlVariate | None
+    ) -> tuple[Tensor, Any]:
+        """Both passes. Raises Changed where the program is another one, before a gradient is touched."""
+        if not plan.sites:
+            return passes.collect(plan, noise, None, 1, lambda: self._check(plan))
+        count = self._width.tangents(plan)
+        readout, prediction = _looked_at(plan, control, count)
+        statistics = Statistics(plan, prediction, self.batch_norm == "exact") if plan.norms else None
+        chunk = self._width.of(plan, 0 if prediction is None else prediction.held)
+        parts = []
+        for start in range(0, count, chunk):
+            stop = min(start + chunk, count)
+            rows = partial(_drawn, noise, start, stop)
+            parts.append(passes.carry(plan, rows, stop - start, True, readout, prediction, statistics))
+        self._check(plan)
+        scalars = torch.cat(parts) / (count * plan.samples)
+        if prediction is not None:
+            prediction.begin()
+        if statistics is not None:
+            statistics.close(count)
+            if not (capturing() or plan.noisy) and plan.age % self._probe_every == 0:
+                _warn_of_noise(plan, statistics)
+        return passes.collect(plan, noise, scalars, chunk, prediction=prediction, statistics=statistics)
+
+    def _check(self, plan: NoisePlan) -> None:
+        """Raise what can be told only of a plan that the program has followed."""
+        self._check_reached(plan)
+        self._check_coupled(plan)
+
+    def _check_reached(self, plan: NoisePlan) -> None:
+        missed = [name for number, name in enumerate(self._parameters.names) if number not in plan.reached]
+        if missed and not self.allow_unused:
+            raise UnsupportedProgram(
+                f"the losses do not depend on {', '.join(missed)} through any layer; expected every parameter that "
+                "requires grad to be used (a model that keeps what it computed on an earlier call hides it), or "
+                "allow_unused=True."
+            )
+
+    def _check_coupled(self, plan: NoisePlan) -> None:
+        coupled = [site for site in plan.sites if site.coupled]
+        if coupled and self.coupled == "raise":
+            site = coupled[0]
+            raise CoupledSamples(
+                f"other samples' losses depend on a sample's entries of {tuple(site.shape)}, the output of "
+                f"{site.where}; expected {plan.samples} samples that do not interact, or coupled='sum'."
+            )
+
+
+def _looked_at(plan: NoisePlan, control: ControlVariate | None, count: int) -> tuple[Readout | None, Prediction | None]:
+    """What is seen of the loss's input, where that is of use, and predicted of its ``count`` tangents."""
+    readout = None if plan.tail is None else Readout(plan)
+    prediction = None if control is None else control.of(plan, readout, count)
+    useless = prediction is None and plan.tokens is None
+    return None if useless else readout, prediction
+
+
+def _warn_of_noise(plan: NoisePlan, statistics: Statistics) -> None:
+    """Say once that there is hardly anything but noise in an estimate. Waits for the device."""
+    share = float(statistics.share)
+    if share > _NOISY:
+        plan.noisy = True
+        warnings.warn(
+            f"the estimate is mostly noise: the statistics of {len(plan.norms)} batch norms, each read from the noise "
+            f"of all later ones, have {share:.3g} times the power of all else; expected more samples in a batch, or "
+            "batch_norm='bounded' for more than two norms.",
+            UserWarning,
+            stacklevel=6,
+        )
+
+
+def _drawn(noise: Noise, start: int, stop: int, site: Site, like: Tensor) -> Tensor:
+    return noise.rows(site.number, start, stop, like)
+
+
+@contextlib.contextmanager
+def _steady() -> Iterator[None]:
+    """Refuse a program that differs from the plan that was made of it a moment ago."""
+    try:
+        yield
+    except Changed:
+        raise UnsupportedProgram(
+            "loss_fn did other operations when it was called again with the same random numbers; expected one that "
+            "depends on nothing but its arguments, its parameters and torch's random state."
+        ) from None
+
+
+def _check_count(name: str, value: object, optional: bool = False) -> None:
+    if value is None and optional:
+        return
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name} is {value!r}; expected a positive whole number.")
+
+
+def _check_choice(name: str, text: object, *known: str) -> None:
+    if text not in known:
+        raise ValueError(f"{name} is {text!r}; expected one of {', '.join(map(repr, known))}.")
+
+
+def _check_word(name: str, value: object, bits: int) -> None:
+    if not isinstance(value, int) or not 0 <= value < 1 << bits:
+        raise ValueError(f"{name} is {value!r}; expected a whole number from 0 to 2**{bits} - 1.")
+
+
+# -- the same as a function -----------------------------------------------------------------------------------------
+
+
+_KEPT = KeptByParameters()
+
+
+def forward_gradient(
+    loss_fn: Callable[..., Any],
+    params: Params,
+    *batch: Any,
+    samples: int = 1,
+    estimator: str = "activation",
+    seed: int = 0,
+    step: int | None = None,
+    chunk_size: int | None = None,
+    memory: str | int | None = None,
+    coupled: str = "sum",
+    allow_unused: bool = False,
+    control: bool = True,
+    batch_norm: str = "bounded",
+    has_aux: bool = False,
+) -> Any:
+    """Add a forward estimate of the gradient of ``loss_fn(*batch).mean()`` to ``.grad``, and return that mean.
+
+    ``loss_fn`` returns one loss for each sample, (B,), or (B, ...), summed over the rest. ``params`` are tensors, a
+    mapping of names to tensors, or a module's ``parameters()`` or ``named_parameters()``. ``step`` numbers the noise;
+    by default calls with the same parameters are counted. With ``has_aux`` the function returns (losses, aux), and the
+    result is (mean, aux).
+
+    ``estimator`` is "activation", tangents of each layer's output, or "weight", tangents of the weights. ``samples``
+    tangents are carried ``chunk_size`` at a time, or as many as fit into ``memory``. Where the samples of a batch
+    interact, the sum of all losses multiplies a tangent, or ``coupled="raise"`` raises. With ``control`` a call also
+    learns from those before it; without it, the result depends on (seed, step) alone. ``batch_norm="exact"`` is
+    unbiased through any number of batch norms, and with more than a few of them mostly noise.
+
+    Example:
+        >>> w = torch.ones(3, requires_grad=True)
+        >>> x = torch.eye(3)
+        >>> forward_gradient(lambda x: (x @ w - 2).square(), [w], x)
+        tensor(1.)
+        >>> w.grad  # behind this layer is only the loss, so it is exact
+        tensor([-0.6667, -0.6667, -0.6667])
+    """
+    made = ForwardGradient(
+        params,
+        samples,
+        estimator=estimator,
+        seed=seed,
+        step=0 if step is None else step,
+        chunk_size=chunk_size,
+        memory=memory,
+        coupled=coupled,
+        allow_unused=allow_unused,
+        control=control,
+        batch_norm=batch_norm,
+    )
+    kept = _KEPT.of(made._parameters.tensors)
+    known = Known(kept.plans, None if made._known.control is None else kept.control, kept.step)
+    if step is not None:
+        known.step = step
+    result = made._estimate(known, loss_fn, batch, has_aux)
+    kept.step = known.step
+    return result

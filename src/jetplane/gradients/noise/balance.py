@@ -1,0 +1,60 @@
+"""How long the noise of each site is, so that well predicted sites are not disturbed by those that are not.
+
+All sites' noise meets in one scalar. Noise of length c_l adds c_l^2 R_l to its variance, where R_l is the part
+|g - A^T e|^2 of the site's derivative that is not predicted; and the site reads its own derivative off as s u / c_l,
+with 1 / c_l^2 of the variance of the whole. The sum of these over the sites is least for c_l^2 ~ 1 / sqrt(R_l).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..plan.noise_plan import Site
+
+__all__ = ["lengths", "sizes", "unpredicted"]
+
+_LEAST = 1e-3  # of all that is not predicted, for a site: less cannot be told from nothing
+_SHORTEST = 0.01  # noise of a token, in units of its site's
+
+
+def lengths(unexplained: Tensor) -> Tensor:
+    """c of each site from its R, both (sites,); 1 in the geometric mean, and everywhere while nothing is known.
+
+    Example:
+        >>> lengths(torch.tensor([16.0, 1.0]))
+        tensor([0.7071, 1.4142])
+        >>> lengths(torch.zeros(2))
+        tensor([1., 1.])
+    """
+    parts = unexplained.clamp_min(0)
+    total = parts.sum()
+    shares = torch.where(total > 0, parts / total, 1.0).clamp_min(_LEAST)
+    logs = shares.log() / -4
+    return (logs - logs.mean()).exp()
+
+
+def sizes(site: Site, activation: Tensor) -> Tensor | None:
+    """How long the noise of each token is, beside the others' of its site; None for the same everywhere.
+
+    In front of a norm a token's derivative goes with the inverse of its own length, so noise in proportion to it does
+    as much in all of them: else a few short tokens, empty patches of an image or a class token that starts at zero,
+    would make most of what the scalars hold.
+    """
+    if not site.normed:
+        return None
+    wide = activation.to(torch.promote_types(activation.dtype, torch.float32))
+    square = wide.square().mean(-1, keepdim=True)
+    return (square / square.mean()).nan_to_num(nan=1.0).clamp_min(_SHORTEST**2).sqrt().to(activation.dtype)
+
+
+def unpredicted(found: Tensor, numbers: Tensor, active: Tensor) -> Tensor:
+    """c^2 R of a site, (), without bias, from ``found`` = sum_j s_j u_j, where the multipliers s are ``numbers``
+    (J, B, C) of its samples and tokens, over J B, and the numbers of entries (B, C) that the noise has in each.
+
+    |found|^2 less the terms of one and the same tangent: for two different ones the noise of the other sites, which is
+    far larger than R, is zero in the mean.
+    """
+    tangents, samples, _ = numbers.shape
+    alone = (numbers.square().sum(0) * active.to(numbers)).sum()
+    return (found.square().sum() - alone) * (tangents * samples / (tangents - 1))

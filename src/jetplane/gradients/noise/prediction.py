@@ -1,0 +1,205 @@
+"""The control variate of one call: what the noise will do to the loss's input, by Jacobians learned before."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..plan.noise_plan import NoisePlan, Site
+from ..program.layout import Grid
+from .balance import lengths, unpredicted
+from .learned import Form, Learned
+from .readout import Readout
+
+__all__ = ["Prediction"]
+
+_RATE = 0.1  # of learning, once there were some calls: it has to follow the weights
+_SLOWLY = 0.02  # likewise of what is not predicted, which is a noisy number
+_SETTLED = 20  # calls before noise is balanced
+_FEW = 32  # numbers of z, to be pulled back one by one
+_RARE = 0.01  # share of samples below which a unit's Jacobian is learned more slowly
+
+
+class Prediction:
+    """Both passes tell it what they do."""
+
+    def __init__(self, plan: NoisePlan, readout: Readout, learned: Learned, samples: int) -> None:
+        self._learned, self._readout = learned, readout
+        self._samples, self._batch = samples, plan.samples
+        self.sites: dict[int, Grid] = {}  # that take part
+        for number, form in learned.forms.items():
+            site = plan.sites[number]
+            fits = form.here == (1 if site.tokens is None else readout.count) and form.tokens == readout.count
+            if site.layout is not None and fits:
+                learned.start(number)
+                self.sites[number] = Grid(site.layout, site.tokens)
+        self._shares = {number: _share(plan.sites[number], learned.forms[number]) for number in self.sites}
+        self._predicted: Tensor | None = None  # (K, B, T, V), of the tangents that are carried now
+        self._residuals: list[Tensor] = []  # (K, B, T, V), of each chunk
+        self._lesson: Tensor | None = None  # (J, B, T, V), residuals times the rate of learning
+        self._rate: Tensor | None = None  # of the activity
+        self._slopes: Tensor | None = None  # e / B (B, T, V)
+        self._lengths = self._balanced()
+
+    def _balanced(self) -> dict[int, Tensor]:
+        """By site: the length of its noise, (). From calls before this one, so that the estimate stays unbiased."""
+        if not self.sites:
+            return {}
+        known = [self._learned.unexplained[number] for number in self.sites]
+        found = lengths(torch.stack([part.to(known[0].device) for part in known]))
+        found = torch.where(self._learned.calls.to(found.device) >= _SETTLED, found, 1.0)
+        return {
+            number: length.to(known[i].device) for i, (number, length) in enumerate(zip(self.sites, found, strict=True))
+        }
+
+    @property
+    def held(self) -> int:
+        """How many bytes it needs beside what the passes hold."""
+        matrix = max(form.numbers for form in self._learned.forms.values())
+        carried = self._samples * self._batch * self._readout.count * self._readout.width
+        return (2 * matrix + 3 * carried) * self._learned.dtype.itemsize
+
+    def length(self, site: Site) -> Tensor | None:
+        """That of a site's noise, (); None for 1."""
+        return self._lengths.get(site.number)
+
+    def has_columns(self, site: Site) -> bool:
+        """Whether `columns` of a site are few enough; also where it takes no part."""
+        form = self._learned.forms.get(site.number)
+        return site.number not in self.sites or (form is not None and not form.blocks and form.shape[0] <= _FEW)
+
+    def columns(self, site: Site, activation: Tensor) -> Tensor:
+        """The predicted derivative (V, *S) of each number of z by an activation: `restored`, before e is known."""
+        form, matrix = self._learned.forms[site.number], self._jacobian(site)
+        grid = self.sites[site.number]
+        rows = [row.reshape(1, form.here, form.size).expand(self._batch, -1, -1) for row in matrix]
+        return torch.stack([grid.join(row, activation.shape) for row in rows]).to(activation.dtype)
+
+    @property
+    def slopes(self) -> Tensor:
+        """e / B (B, T, V)."""
+        return self._readout.slopes / self._batch
+
+    # -- first pass -------------------------------------------------------------------------------------------------
+
+    def carry(self, site: Site, rows: Tensor) -> None:
+        """Noise ``rows`` (K, *S) enters at a site."""
+        if site.number in self.sites:
+            matrix, noise = self._jacobian(site), self._split(site, rows)
+            if matrix.ndim == 2:
+                part = noise.flatten(2) @ matrix.T
+            else:  # token by token
+                part = noise.movedim(2, 0).flatten(1, 2) @ matrix.mT
+                part = part.unflatten(1, noise.shape[:2]).movedim(0, 2)
+            part = part.reshape(*noise.shape[:2], self._readout.count, -1)
+            if self._predicted is None:
+                self._predicted = part
+            else:
+                self._predicted = self._predicted + part.to(self._predicted.device)
+
+    def close(self, tangents: Tensor) -> Tensor:
+        """What was predicted of the tangents (K, B, T, V) that the loss's input has."""
+        predicted = self._predicted
+        assert predicted is not None
+        self._predicted = None
+        self._residuals.append(tangents.to(predicted) - predicted)
+        return predicted.to(tangents)
+
+    # -- second pass ------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """All tangents were carried."""
+        calls, count = self._learned.calls, self._samples * self._batch
+        residuals = torch.cat(self._residuals) if len(self._residuals) > 1 else self._residuals[0]
+        calls += 1
+        self._rate = (1 / calls.to(residuals)).clamp_(min=_RATE)
+        # With a step c / (1 + ratio), for this many numbers of noise to a product, the expected error shrinks by the
+        # factor 1 - c (2 - c) / (1 + ratio), and c / (2 - c) of what no Jacobian predicts is added to it in the end. A
+        # half of the fastest step is nearly as fast, and has a third of that.
+        alive = [
+            self._learned.activity[number].sum().to(residuals.device) * share for number, share in self._shares.items()
+        ]
+        ratio = torch.stack(alive).sum() / count
+        rate = torch.minimum(self._rate, 0.5 / (1 + ratio))
+        finite = residuals.isfinite().all()  # else nothing is to be learned from them
+        self._lesson = torch.where(finite, residuals, 0.0).mul_(rate / count)
+        self._residuals = []
+        self._slopes = self.slopes
+
+    def restored(self, site: Site, activation: Tensor) -> Tensor:
+        """A^T e / B at an activation: the derivative that the scalars lack."""
+        assert self._slopes is not None
+        matrix, form = self._jacobian(site), self._learned.forms[site.number]
+        slopes = self._slopes.to(matrix)
+        if matrix.ndim == 2:
+            numbers = (slopes.flatten(1) @ matrix).reshape(self._batch, form.here, form.size)
+        else:
+            numbers = (slopes.movedim(1, 0) @ matrix).movedim(0, 1)
+        return self.sites[site.number].join(numbers, activation.shape).to(activation.dtype)
+
+    def learn(self, site: Site, rows: Tensor, alive: Tensor | None, start: int) -> None:
+        """Improve a site's Jacobian, which was used, from tangents ``start`` on.
+
+        ``alive`` (*S) is what they were multiplied by: zero where there is no derivative, else how long noise is there.
+        """
+        assert self._lesson is not None and self._rate is not None
+        matrix, activity = self._learned.jacobians[site.number], self._learned.activity[site.number]
+        if alive is not None:
+            rows = rows * alive
+            now = self._weights(site, alive).mean(0).flatten()
+            if start == 0:
+                activity += (now - activity) * self._rate.to(activity.device)
+            activity = torch.maximum(activity, now)  # units that come to life all at once would be learned too fast
+        lesson = self._lesson[start : start + rows.shape[0]].to(matrix)
+        noise, form = self._split(site, rows), self._learned.forms[site.number]
+        if matrix.ndim == 2:
+            update = lesson.flatten(2).flatten(0, 1).T @ noise.flatten(2).flatten(0, 1)
+            update = _within_reach(site, form, update)
+        else:
+            update = lesson.flatten(0, 1).movedim(1, 0).mT @ noise.flatten(0, 1).movedim(1, 0)
+            activity = activity.reshape(form.here, 1, form.size)
+            if form.blocks == 1:
+                update, activity = update.mean(0, keepdim=True), activity.mean(0, keepdim=True)
+        matrix += update.div_((activity + _RARE) * self._lengths[site.number])
+
+    def weigh(self, site: Site, found: Tensor, numbers: Tensor, alive: Tensor | None) -> None:
+        """Keep in mind how much of a site's derivative was not predicted; see `unpredicted`."""
+        if self._samples == 1:  # there are no two tangents to compare
+            return
+        if alive is None:
+            active = numbers.new_full(numbers.shape[1:], float(self._learned.forms[site.number].size))
+        else:
+            active = self._weights(site, alive).sum(2)
+            found = found * alive
+        known = self._learned.unexplained[site.number]
+        seen = (unpredicted(found, numbers, active) / self._lengths[site.number].square()).to(known)
+        rate = (1 / self._learned.calls.to(known)).clamp_(min=_SLOWLY)
+        known += torch.where(seen.isfinite(), seen - known, 0.0) * rate
+
+    def _jacobian(self, site: Site) -> Tensor:
+        """That of a site; zero where the scalars that its noise is multiplied by know nothing of it."""
+        matrix = self._learned.jacobians[site.number]
+        return _within_reach(site, self._learned.forms[site.number], matrix) if matrix.ndim == 2 else matrix
+
+    def _weights(self, site: Site, alive: Tensor) -> Tensor:
+        """What the square of noise was multiplied by, (B, C, n)."""
+        return self._split(site, (alive if alive.dtype is torch.bool else alive * alive).unsqueeze(0))[0]
+
+    def _split(self, site: Site, rows: Tensor) -> Tensor:
+        """Rows (K, *S) at a site as (K, B, C, n)."""
+        form, matrix = self._learned.forms[site.number], self._learned.jacobians[site.number]
+        return self.sites[site.number].split(rows, self._batch, form.here).to(matrix.dtype)
+
+
+def _within_reach(site: Site, form: Form, matrix: Tensor) -> Tensor:
+    """A Jacobian (T V, n) of zeros for the tokens that a site does not reach."""
+    if site.reach is None:
+        return matrix
+    return matrix * site.reach.to(matrix).reshape(-1, 1).repeat_interleave(form.width, 0)
+
+
+def _share(site: Site, form: Form) -> Tensor | float:
+    """Of the numbers that a sample has at a site, the part that predicts a token of z, in the mean."""
+    if form.blocks:
+        return 1 / form.here
+    return 1.0 if site.reach is None else site.reach.mean()

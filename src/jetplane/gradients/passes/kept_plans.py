@@ -1,0 +1,102 @@
+"""Plans are made when a program is new, kept, and looked at again now and then."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...ad.run.budget import Trace, readable
+from ..plan.noise_plan import NoisePlan, Site
+from ..plan.probe import find_layouts
+from ..plan.tokens import find_tokens
+from ..program.loss_program import LossProgram
+from .program_passes import Passes, capturing
+
+__all__ = ["KeptPlans", "Width"]
+
+_KEPT = 8  # plans for batches of one form
+_WIDE = 8  # tangents that a probe may carry at once, however few are asked for
+
+
+@dataclass(frozen=True)
+class Width:
+    """How many of J tangents are carried at a time."""
+
+    samples: int | None  # None: as many as a program needs
+    chunk_size: int | None
+    memory: int | None  # bytes
+
+    def tangents(self, plan: NoisePlan) -> int:
+        """J, for one program."""
+        return self.samples or plan.tangents
+
+    def of(self, plan: NoisePlan, held: int = 0) -> int:
+        """For one program, of which ``held`` bytes are there all the time."""
+        most = self.tangents(plan)
+        if self.memory is None:
+            return min(most, self.chunk_size or most)
+        assert plan.trace is not None
+        fitting = 0
+        while fitting < most and plan.trace.peak(fitting + 1) + held <= self.memory:
+            fitting += 1
+        if not fitting:
+            needed = plan.trace.peak() + held
+            raise ValueError(
+                f"memory is {readable(self.memory)}, but one tangent at a time needs {readable(needed)}; expected at "
+                "least as much."
+            )
+        return fitting
+
+
+@dataclass(eq=False)
+class KeptPlans:
+    """The plans of the programs that were met."""
+
+    _by_form: dict[Any, list[NoisePlan]] = field(default_factory=dict)  # of the batch; last used first
+
+    def known(self, program: LossProgram, width: Width, probe_every: int) -> NoisePlan | None:
+        """The plan that the next call of a program will probably follow; None if it is to be made or looked at."""
+        plans = self._by_form.get(program.form)
+        if not plans or (width.memory is not None and plans[0].trace is None):
+            return None
+        if not capturing():
+            plans[0].age += 1
+            if plans[0].age % probe_every == 0:
+                plans[0].due = True
+                return None
+        return plans[0]
+
+    def find(self, passes: Passes, width: Width) -> NoisePlan:
+        """The plan of what the program does now: one that is known, or a new one."""
+        plan = passes.record()
+        plans = self._by_form.setdefault(passes.program.form, [])
+        for known in plans:
+            if known.is_of(plan):
+                plans.remove(known)
+                plan = known
+                break
+        if width.memory is not None and plan.trace is None:
+            plan.trace = _measured(passes, plan)
+        if plan.due:
+            wide = width.of(plan) if width.memory is not None else max(_WIDE, width.of(plan))
+            find_layouts(plan, partial(passes.carry, plan, masked=False), wide)
+            find_tokens(plan, partial(passes.look, plan), wide)
+            plan.due = False
+        plans.insert(0, plan)
+        del plans[_KEPT:]
+        return plan
+
+
+def _measured(passes: Passes, plan: NoisePlan) -> Trace:
+    """What a pass with one tangent holds."""
+
+    def rows(site: Site, like: Tensor) -> Tensor:
+        return torch.zeros_like(like).unsqueeze(0)
+
+    with Trace.of(tensor.device for tensor in passes.parameters.tensors) as trace:
+        passes.carry(plan, rows, 1)
+    return trace

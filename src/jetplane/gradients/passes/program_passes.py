@@ -1,0 +1,143 @@
+"""A pass: the program, run once more, watched by a phase."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...ad.algebra.jet import PairSet
+from ...ad.run.replay import Replay
+from ...errors import UnsupportedProgram
+from ..noise.prediction import Prediction
+from ..noise.readout import Readout
+from ..noise.signs import Noise
+from ..noise.statistics import Statistics
+from ..plan.noise_plan import Changed, NoisePlan, Tokens
+from ..plan.record import Recorder
+from ..program.loss_program import LossProgram
+from ..program.parameters import Gradients, Parameters
+from ..program.watch import Phase, WatchMode
+from .phases import Collector, Injector, Rows
+
+__all__ = ["Passes", "capturing"]
+
+
+def capturing() -> bool:
+    """Whether a CUDA graph is being captured."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+@dataclass(frozen=True, eq=False)
+class Passes:
+    """The passes of one call: all see the same random numbers and buffers, which are then as after a single run."""
+
+    parameters: Parameters
+    program: LossProgram
+    replay: Replay
+
+    def record(self) -> NoisePlan:
+        """The plan of what the program does, with layouts still to be found."""
+        recorder = Recorder(self.parameters)
+        losses, mode, _ = self._run(recorder, 1)
+        if recorder.is_parameter(losses):
+            raise UnsupportedProgram(
+                "the losses are a function of parameters alone; expected losses of data, or jetplane.gradient."
+            )
+        plan = recorder.plan(mode, losses)
+        plan.writes = self.replay.wrote
+        return plan
+
+    def carry(
+        self,
+        plan: NoisePlan,
+        rows: Rows,
+        k: int,
+        masked: bool = True,
+        readout: Readout | None = None,
+        prediction: Prediction | None = None,
+        statistics: Statistics | None = None,
+    ) -> Tensor:
+        """The losses' tangents (K, B, T) for tangents (K, *S) at the sites, less what was predicted of them.
+
+        T parts of a sample's loss where the tokens of its input are told apart, and else 1.
+        """
+        if statistics is None and plan.norms:
+            statistics = Statistics(plan)
+        injector = Injector(plan, rows, self.replay.unwatched, masked, readout, prediction, statistics)
+        losses, mode, _ = self._run(injector, k, watched=plan.writes or not capturing())
+        _check(plan, mode, losses)
+        with torch.no_grad():
+            tangents, predicted = injector.finish(losses, k)
+            if readout is not None and readout.paired:
+                scalars = (tangents * readout.slopes).sum(3)
+            else:
+                scalars = _loss_tangents(mode, losses, k)
+            expected = None
+            if readout is not None and predicted is not None:
+                expected = (predicted * readout.slopes).sum(3).to(scalars)
+            if statistics is not None:
+                statistics.leave(scalars.sum(2), None if expected is None else expected.sum(2))
+                if not masked:  # a probe
+                    scalars = scalars + statistics.marks().unsqueeze(2).to(scalars)
+            return scalars if expected is None else scalars - expected
+
+    def look(self, plan: NoisePlan, tokens: Tokens, rows: Rows, k: int) -> Tensor:
+        """The tangents of the loss's input by sample and token (K, B, T, V), everywhere behind the sites."""
+        readout = Readout(replace(plan, tokens=tokens))
+        statistics = Statistics(plan) if plan.norms else None
+        injector = Injector(plan, rows, self.replay.unwatched, False, readout, statistics=statistics)
+        losses, mode, _ = self._run(injector, k, probing=True)
+        _check(plan, mode, losses)
+        with torch.no_grad():
+            return injector.finish(losses, k)[0]
+
+    def collect(
+        self,
+        plan: NoisePlan,
+        noise: Noise,
+        scalars: Tensor | None,
+        chunk: int,
+        approve: Callable[[], None] | None = None,
+        prediction: Prediction | None = None,
+        statistics: Statistics | None = None,
+    ) -> tuple[Tensor, Any]:
+        """The last pass: gradients are added to ``.grad``. The losses, and what came with them.
+
+        ``approve`` is called before any gradient, once the program has done what is planned: where there are no sites,
+        and so was no pass before this one.
+        """
+        collector = Collector(plan, Gradients(self.parameters), noise, scalars, chunk, prediction, statistics)
+        # where nothing can run after it, nothing has to be put back
+        losses, mode, aux = self._run(collector, 1, watched=approve is not None and not capturing())
+        _check(plan, mode, losses)
+        if approve:
+            approve()
+        with torch.no_grad():
+            collector.finish(losses)
+        return losses, aux
+
+    def _run(self, phase: Phase, k: int, watched: bool = True, probing: bool = False) -> tuple[Tensor, WatchMode, Any]:
+        mode = WatchMode(PairSet.none(k), self.parameters, phase, probing)
+        if watched:
+            losses, aux = self.replay.run(partial(self.program.under, mode))
+        else:  # faster: every operation would be looked at
+            self.replay.rewind()
+            losses, aux = self.program.under(mode)
+        return losses, mode, aux
+
+
+def _loss_tangents(mode: WatchMode, losses: Tensor, k: int) -> Tensor:
+    """Those of each sample's loss, (K, B, 1)."""
+    tangent = mode.jet(losses).tangent
+    tangent = losses.new_zeros((k, *losses.shape)) if tangent is None else tangent
+    return tangent.reshape(k, losses.shape[0], -1).sum(2, keepdim=True)
+
+
+def _check(plan: NoisePlan, mode: WatchMode, losses: Tensor) -> None:
+    if (mode.nodes, losses.shape[0], mode.origin(losses)) != (len(plan.keys), plan.samples, plan.result):
+        raise Changed

@@ -1,0 +1,205 @@
+"""The parameters of a program, and what the program makes of parameters alone: transposes, casts, parametrisations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ... import guard
+from ...ad import _torch
+from ...ad.run.passes import check_leaf
+from ...ad.storage_geometry import geometry, inside, overlap, span
+
+__all__ = ["Gradients", "Parameters", "accumulate", "local_derivative"]
+
+
+class Parameters:
+    """The tensors whose gradients are wanted, with their names, found by the memory that they own."""
+
+    def __init__(self, params: Iterable[Any] | Mapping[str, Tensor]) -> None:
+        self.names, self.tensors = _named(params)
+        self.places: dict[Any, list[int]] = {}  # by storage
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copy and pickle: where memory is, is found again."""
+        return self.__dict__ | {"places": {}}
+
+    def refresh(self) -> None:
+        """Look where the parameters' memory is now: ``.data`` may have been assigned."""
+        self.places = {}
+        for index, tensor in enumerate(self.tensors):
+            self.places.setdefault(tensor.untyped_storage(), []).append(index)
+
+    def find(self, tensor: Tensor) -> int | None:
+        """The number of the parameter that ``tensor`` is, or is a view of."""
+        for index in self.places.get(tensor.untyped_storage(), ()):
+            if inside(geometry(tensor), geometry(self.tensors[index])):
+                return index
+        return None
+
+    def touched(self, tensor: Tensor) -> list[str]:
+        """The names of the parameters that have an element in common with ``tensor``."""
+        near = self.places.get(tensor.untyped_storage(), ())
+        return [self.names[index] for index in near if overlap(geometry(tensor), geometry(self.tensors[index]))]
+
+
+def _named(params: Iterable[Any] | Mapping[str, Tensor]) -> tuple[list[str], list[Tensor]]:
+    if isinstance(params, Tensor):
+        raise TypeError("params is a tensor; expected tensors, a mapping of names to tensors, or named_parameters().")
+    leaves = [(name, check_leaf(tensor, name)) for name, tensor in _pairs(params)]
+    wanted = [(name, tensor) for name, tensor in leaves if tensor.requires_grad]
+    if not wanted:
+        raise ValueError("params holds no tensor that requires grad; expected at least one.")
+    _refuse_repeated(wanted)
+    return [name for name, _ in wanted], [tensor for _, tensor in wanted]
+
+
+def _pairs(params: Iterable[Any] | Mapping[str, Tensor]) -> list[tuple[str, Any]]:
+    """Names and tensors; those without a name are numbered."""
+    entries = params.items() if isinstance(params, Mapping) else params
+    return [entry if isinstance(entry, tuple) else (f"parameter {n}", entry) for n, entry in enumerate(entries)]
+
+
+def _refuse_repeated(named: Iterable[tuple[str, Tensor]]) -> None:
+    seen: dict[int, str] = {}
+    for name, tensor in named:
+        if id(tensor) in seen:
+            raise ValueError(f"{name} is {seen[id(tensor)]}; expected each parameter once.")
+        seen[id(tensor)] = name
+
+
+class Gradients:
+    """Collects the gradients of one pass, into ``.grad``; those of what is made of parameters are pulled back last."""
+
+    def __init__(self, parameters: Parameters) -> None:
+        self._parameters = parameters
+        self._tape: list[tuple[Any, Any, Any, Any]] = []  # what the program did with parameters alone, in order
+        self._made: dict[int, Tensor] = {}  # results on the tape by identity, alive as long as it
+        self._wanted: dict[int, tuple[Tensor, Tensor]] = {}  # results with their gradients
+
+    def record(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """An operation on parameters alone has run."""
+        self._tape.append((func, args, kwargs, out))
+        for tensor in _torch.pytree.tree_leaves(out):
+            if isinstance(tensor, Tensor):
+                self._made[id(tensor)] = tensor
+
+    def add(self, tensor: Tensor, gradient: Tensor) -> None:
+        """Add the gradient of ``tensor``: a parameter, a view of one, or something made of parameters."""
+        index = self._parameters.find(tensor)
+        if index is not None and self._scatter(self._parameters.tensors[index], tensor, gradient):
+            return
+        if id(tensor) in self._wanted:
+            self._wanted[id(tensor)][1].add_(gradient)
+        else:
+            self._wanted[id(tensor)] = tensor, gradient.to(tensor.dtype).clone()
+
+    def finish(self) -> None:
+        """Pull the gradients of what was made of parameters back to the parameters."""
+        if not self._wanted:
+            return
+        results, gradients = zip(*self._wanted.values(), strict=True)
+        used = self._leaves(results)
+
+        def parametrisation(*leaves: Tensor) -> list[Tensor]:
+            return self._again(dict(zip(used, leaves, strict=True)), results)
+
+        leaves = [self._parameters.tensors[index] for index in used]
+        for leaf, gradient in zip(leaves, local_derivative(parametrisation, leaves, list(gradients)), strict=True):
+            accumulate(leaf, gradient)
+        self._wanted.clear()
+
+    def _leaves(self, results: Iterable[Tensor]) -> list[int]:
+        found = {self._parameters.find(t) for entry in self._tape for t in _tensors(entry[1:3])}
+        found |= {self._parameters.find(t) for t in results}
+        return sorted(index for index in found if index is not None)
+
+    def _again(self, leaves: dict[int, Tensor], results: Iterable[Tensor]) -> list[Tensor]:
+        """The tape on other leaves, and what ``results`` become."""
+        values: dict[int, Tensor] = {}
+
+        def look(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            if id(value) in values:
+                return values[id(value)]
+            index = self._parameters.find(value)
+            if index is None:
+                return value
+            parameter, leaf = self._parameters.tensors[index], leaves[index]
+            if value is parameter:
+                return leaf
+            offset = int(value.storage_offset()) - int(parameter.storage_offset())
+            return _like(leaf, parameter).as_strided(value.shape, value.stride(), offset)
+
+        for func, args, kwargs, out in self._tape:
+            again = func(*_torch.pytree.tree_map(look, args), **_torch.pytree.tree_map(look, kwargs))
+            for old, new in zip(_torch.pytree.tree_leaves(out), _torch.pytree.tree_leaves(again), strict=True):
+                if isinstance(old, Tensor):
+                    values[id(old)] = new
+        return [look(result) for result in results]
+
+    def _scatter(self, parameter: Tensor, view: Tensor, gradient: Tensor) -> bool:
+        """Add to the part of ``parameter.grad`` that ``view`` is; False where that part is not plain memory."""
+        if view.shape == parameter.shape and view.stride() == parameter.stride():
+            accumulate(parameter, gradient)
+            return True
+        if not torch.ops.aten.is_non_overlapping_and_dense(parameter):
+            return False
+        for axis, stride in enumerate(view.stride()):
+            if stride == 0 and view.shape[axis] > 1:
+                gradient = gradient.sum(axis, keepdim=True)
+        grad = _grad_of(parameter)
+        if grad.stride() != parameter.stride():
+            return False
+        offset = int(view.storage_offset()) - int(parameter.storage_offset()) + int(grad.storage_offset())
+        grad.as_strided(gradient.shape, view.stride(), offset).add_(gradient)
+        return True
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in _torch.pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _like(leaf: Tensor, parameter: Tensor) -> Tensor:
+    """``leaf`` in memory that is laid out as the parameter's."""
+    if leaf.stride() == parameter.stride() and leaf.storage_offset() == 0:
+        return leaf
+    low, high = span(geometry(parameter))
+    flat = leaf.new_zeros(high - low + 1)
+    flat.as_strided(parameter.shape, parameter.stride(), 0).copy_(leaf)
+    return flat
+
+
+def _grad_of(parameter: Tensor) -> Tensor:
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter, requires_grad=False)
+    return parameter.grad
+
+
+def accumulate(parameter: Tensor, gradient: Tensor) -> None:
+    """Add to ``.grad``, as a backward pass does."""
+    if parameter.grad is None:
+        parameter.grad = torch.empty_like(parameter, requires_grad=False).copy_(gradient)
+    else:
+        parameter.grad.add_(gradient)
+
+
+def local_derivative(
+    function: Callable[..., list[Tensor]], leaves: list[Tensor], gradients: list[Tensor]
+) -> list[Tensor]:
+    """J^T g of a function of parameters alone (weight norm, a merged adapter): never of the network.
+
+    Example:
+        >>> w = torch.tensor([3.0, 4.0])
+        >>> local_derivative(lambda w: [w.square()], [w], [torch.ones(2)])
+        [tensor([6., 8.])]
+    """
+    inputs = [leaf.detach().requires_grad_() for leaf in leaves]
+    with guard.local(), torch.enable_grad():
+        outputs = function(*inputs)
+        found = torch.autograd.grad(outputs, inputs, gradients, allow_unused=True)
+    return [torch.zeros_like(leaf) if one is None else one for leaf, one in zip(leaves, found, strict=True)]

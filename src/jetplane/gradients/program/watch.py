@@ -1,0 +1,397 @@
+"""The engine, watched: which operations of a program have parameters, and which depend on them.
+
+Values are of four kinds. *Parameters* are the wanted tensors, their views, and what is made of parameters alone;
+*variable* is what depends on parameters and data; *born* are constants that the program makes; all else is data. An
+operation with a variable argument, or with a parameter and data, is a *node*. Nodes are numbered in order, and the
+numbers are the same in every pass, whether tangents are carried or not.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ...ad import _torch
+from ...ad.algebra.jet import Operand, PairSet
+from ...ad.algebra.registry import Kind, Treatment, plan
+from ...ad.engine.interpreter import JetMode
+from ...ad.engine.locate import call_site
+from ...ad.rules.attention import KERNELS, added
+from ...ad.rules.indexing import GATHERS
+from ...ad.storage_geometry import written
+from ...errors import UnsupportedProgram
+from .parameters import Parameters
+
+__all__ = [
+    "Path",
+    "Phase",
+    "Visit",
+    "WatchMode",
+    "at",
+    "functional",
+    "is_elementwise",
+    "outputs",
+    "replaced",
+]
+
+aten = torch.ops.aten
+Path = tuple[int | str, ...]  # of a tensor among an operation's arguments: (0,), (0, 2) in a list, ("weight",)
+
+_PARAMETER, _VARIABLE, _BORN, _DATA, _MORE = "parameter", "variable", "born", "data", "more than a parameter"
+_COPIES = (aten.copy_.default, aten.fill_.Tensor)
+
+
+@dataclass(frozen=True, eq=False)
+class Visit:
+    """A node that is about to run, or has run."""
+
+    number: int
+    func: Any
+    args: Any
+    kwargs: Any
+    variables: list[tuple[Path, Tensor]]
+    parameters: list[tuple[Path, Tensor]]
+
+
+class Phase(Protocol):
+    """What a pass does at the nodes."""
+
+    def before(self, mode: WatchMode, visit: Visit) -> None: ...
+    def after(self, mode: WatchMode, visit: Visit, out: Any) -> None: ...
+    def parametrised(self, func: Any, args: Any, kwargs: Any, out: Any) -> None: ...
+    def same(self, tensor: Tensor, other: Tensor) -> None: ...
+    def wrote(self, tensor: Tensor) -> None: ...
+    def seen(self, func: Any, args: Any, kwargs: Any) -> None: ...
+
+
+class WatchMode(JetMode):
+    """Carries tangents as the engine does, and tells a phase about the nodes."""
+
+    def __init__(self, pairs: PairSet, parameters: Parameters, phase: Phase, probing: bool = False) -> None:
+        super().__init__(pairs)
+        self._probing = probing  # tangents are NaN or zero: what matters is where a mask of attention lets them pass
+        self._parameters = parameters
+        self._phase = phase
+        self._kinds: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # by storage
+        self._changes: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()  # likewise
+        self._nodes = 0
+        self._quiet = False  # inside a node, whose own operations are not nodes
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes have run."""
+        return self._nodes
+
+    def origin(self, tensor: Tensor) -> tuple[Any, ...]:
+        """Where a variable tensor comes from: what last touched its memory, and where in it the entries lie."""
+        return self._changes.get(tensor.untyped_storage()), tensor.stride(), int(tensor.storage_offset())
+
+    def number(self, parameter: Tensor) -> int | None:
+        """Which of the parameters a tensor is, or is a view of; None for what is made of them."""
+        return self._parameters.find(parameter)
+
+    def inject(self, tensor: Tensor, rows: Tensor) -> None:
+        """Add ``rows`` (K, *S) to the tangents of a value of the program."""
+        tangent = self.jet(tensor).tangent
+        self.replace(tensor, rows if tangent is None else tangent + rows)
+
+    def replace(self, tensor: Tensor, rows: Tensor) -> None:
+        """Let ``rows`` (K, *S) be the tangents of a value of the program."""
+        self._overwrite(tensor, Operand(tensor, rows, None))
+
+    def tracks(self, tensor: Tensor) -> bool:
+        """Whether ``tensor`` depends on a parameter, whether or not it carries tangents in this pass."""
+        return super().tracks(tensor) or self._kind(tensor) in (_PARAMETER, _VARIABLE)
+
+    def _collect(self, values: Any, found: list[Tensor]) -> None:
+        for value in values:
+            if isinstance(value, Tensor):
+                if super().tracks(value):  # only tangents concern the engine
+                    found.append(value)
+            elif isinstance(value, list | tuple):
+                self._collect(value, found)
+
+    # -- dispatch ---------------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self._quiet:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        self._phase.seen(func, args, kwargs)
+        if self.switches.off:
+            return self._constant(func, args, kwargs)
+        given = _tensors(args, kwargs)
+        kinds = [self._kind(tensor) for _, tensor in given]
+        if _MORE in kinds:
+            return self._part(func, types, args, kwargs, given)
+        if _VARIABLE not in kinds and _PARAMETER not in kinds:
+            return self._independent(func, types, args, kwargs, kinds)
+        return self._dependent(func, types, args, kwargs, given, kinds)
+
+    def _independent(self, func: Any, types: Any, args: Any, kwargs: Any, kinds: list[str]) -> Any:
+        """An operation on constants: what is made of none of the data is born."""
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        if _DATA not in kinds:
+            self._mark(out, _BORN)
+        return out
+
+    def _dependent(self, func: Any, types: Any, args: Any, kwargs: Any, given: Any, kinds: list[str]) -> Any:
+        """An operation on something that depends on parameters: a node, or one of the cases that are none."""
+        if func is aten.detach.default:
+            out = super().__torch_dispatch__(func, types, args, kwargs)
+            self._phase.same(out, args[0])
+            return out
+        step = plan(func)
+        kind = _performed(step).kind
+        if kind is Kind.CONSTANT:
+            out = super().__torch_dispatch__(func, types, args, kwargs)
+            self._note_writes(func, args, kwargs)
+            return out
+        if self._is_parametrisation(func, step, given, kinds):
+            return self._parametrised(func, args, kwargs)
+        if func in KERNELS and _PARAMETER in kinds:
+            return self._unfused(func, args, kwargs)
+        if kind is Kind.COMPOSITE and func not in _COPIES:
+            return self._decomposed(step, func, args, kwargs)
+        return self._visit(func, types, args, kwargs, given, kinds)
+
+    def _parametrised(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """An operation that makes a parameter of parameters."""
+        out = func(*args, **kwargs)
+        self._mark(out, _PARAMETER)
+        self._phase.parametrised(func, args, kwargs, out)
+        return out
+
+    def _part(self, func: Any, types: Any, args: Any, kwargs: Any, given: Any) -> Any:
+        """An operation on memory that is more than a parameter: a view of it may be one, and all else is refused."""
+        if func is aten.detach.default or plan(func).kind in (Kind.VIEW, Kind.CONSTANT):
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        tensor = next(tensor for _, tensor in given if self._kind(tensor) == _MORE)
+        raise UnsupportedProgram(
+            f"{call_site(str(func))} uses a tensor {tuple(tensor.shape)} of which only a part is "
+            f"{', '.join(self._parameters.touched(tensor))}; expected parameters that are used as they are, or views."
+        )
+
+    def _constant(self, func: Any, args: Any, kwargs: Any) -> Any:
+        out = super()._constant(func, args, kwargs)
+        self._note_writes(func, args, kwargs)
+        return out
+
+    def _note_writes(self, func: Any, args: Any, kwargs: Any) -> None:
+        """A write of constants into memory that may hold something variable."""
+        for tensor in written(func, args, kwargs):
+            storage = tensor.untyped_storage()
+            if storage in self._changes:
+                node, count = self._changes[storage]
+                self._changes[storage] = node, count + 1
+            self._phase.wrote(tensor)
+
+    def _visit(self, func: Any, types: Any, args: Any, kwargs: Any, given: Any, kinds: list[str]) -> Any:
+        by_kind = {
+            kind: [one for one, its in zip(given, kinds, strict=True) if its == kind]
+            for kind in (_VARIABLE, _PARAMETER)
+        }
+        for tensor in written(func, args, kwargs):
+            if self._parameters.find(tensor) is not None and not self.is_stopped(tensor):
+                raise UnsupportedProgram(
+                    f"{call_site(str(func))} writes into a parameter while its gradient is estimated; expected a "
+                    "program that leaves them alone."
+                )
+        visit = Visit(self._nodes, func, args, kwargs, by_kind[_VARIABLE], by_kind[_PARAMETER])
+        self._phase.before(self, visit)
+        out = self._run(func, types, args, kwargs)
+        self._mark(out, _VARIABLE)
+        for tensor in outputs(out):
+            self._changes[tensor.untyped_storage()] = self._nodes, 0
+        self._nodes += 1
+        self._phase.after(self, visit, out)
+        return out
+
+    def _run(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if func in KERNELS and not self._tracked(args, kwargs) and _drops(func, args, kwargs):
+            # with tangents the weights are dropped outside of the kernel, so they are without them too
+            lifted = [Operand(args[0], None, None), *args[1:]]
+            with self.above():
+                out = plan(func).apply(self.pairs, func, *lifted, **kwargs)  # type: ignore[misc]
+            return self._return(out, args)
+        self._quiet = func in _COPIES  # which the engine may run as a program
+        try:
+            out = super().__torch_dispatch__(func, types, args, kwargs)
+        finally:
+            self._quiet = False
+        if self._probing and func in KERNELS:
+            with self.above():
+                self._lose(out[0], args[:3], _options(func, args, kwargs))
+        return out
+
+    def _lose(self, out: Tensor, given: Any, options: dict[str, Any]) -> None:
+        """What is lost behind attention. The rule multiplies masked scores by zero, which leaves NaN as it is."""
+        bias, (query, key, _) = options.get("attn_bias", options.get("attn_mask")), given
+        rows = [self.jet(x).tangent for x in given]
+        if (bias is not None and self.tracks(bias)) or all(row is None for row in rows):
+            return
+        lost = torch.zeros((), dtype=torch.bool, device=out.device)
+        if rows[0] is not None:
+            lost = rows[0].isnan().any(-1)  # (K, B, H, L)
+        scores = query.new_zeros((query.shape[-2], key.shape[-2]))
+        allowed = added(bias, scores, options.get("is_causal", False)) > -math.inf
+        for row in rows[1:]:
+            if row is not None:
+                read = row.isnan().any(-1).repeat_interleave(query.shape[-3] // key.shape[-3], -2)
+                lost = lost | (read.unsqueeze(-2) & allowed).any(-1)
+        tangent = torch.where(lost, math.nan, 0.0).to(out.dtype).unsqueeze(-1)
+        self._overwrite(out, Operand(out, tangent.expand(-1, *out.shape).contiguous(), None))
+
+    def _decomposed(self, step: Treatment, func: Any, args: Any, kwargs: Any) -> Any:
+        """The nodes of a composite are those of its body."""
+        if step.kind is Kind.INPLACE:
+            return self._decomposed_write(step, func, args, kwargs)
+        return self._handed_back(self._apply(step, func, args, kwargs, []), args)
+
+    def _decomposed_write(self, step: Treatment, func: Any, args: Any, kwargs: Any) -> Any:
+        """One that writes: the body of its counterpart, copied to where the results belong."""
+        assert step.counterpart is not None
+        outs = {a.name for a in func._schema.arguments if a.is_out}
+        inputs = {name: value for name, value in kwargs.items() if name not in outs}
+        result = self._handed_back(self._apply(step.counterpart, step.functional, args, inputs, []), args)
+        targets = written(func, args, kwargs)
+        results = list(result) if isinstance(result, tuple | list) else [result]
+        for target, one in zip(targets, results, strict=False):
+            if outs and target.shape != one.shape:
+                target.resize_(one.shape)
+            with self:
+                target.copy_(one)
+        return targets[0] if len(targets) == 1 else tuple(targets)
+
+    def _unfused(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Attention with a parameter among its operands, a learned query or bias: its products one by one."""
+        options = _options(func, args, kwargs)
+        with self.above(), _torch.no_function_modes(), self:
+            out, _ = aten._scaled_dot_product_attention_math(
+                *args[:3],
+                options.get("attn_bias", options.get("attn_mask")),
+                options.get("dropout_p", 0.0),
+                options.get("is_causal", False),
+                scale=options.get("scale"),
+                enable_gqa=args[0].shape[-3] != args[1].shape[-3],
+            )
+        return self._handed_back(out, args), *func(*args, **kwargs)[1:]
+
+    def _handed_back(self, out: Any, args: Any) -> Any:
+        """What the program gets of a composite's results: the same values, if not the same tensors."""
+        result = self._return(out, args)
+        for tensor, other in zip(outputs(result), outputs(out), strict=True):
+            if tensor is not other:
+                self._phase.same(tensor, other)
+        return result
+
+    # -- kinds ------------------------------------------------------------------------------------------------------
+
+    def _kind(self, tensor: Tensor) -> str:
+        if tensor.layout is not torch.strided or (self._stopped and self.is_stopped(tensor)):
+            return _DATA
+        storage = tensor.untyped_storage()
+        if storage in self._parameters.places:
+            if self._parameters.find(tensor) is not None:
+                return _PARAMETER
+            if self._parameters.touched(tensor):
+                return _MORE
+        return self._kinds.get(storage, _DATA)
+
+    def _mark(self, out: Any, kind: str) -> None:
+        for tensor in outputs(out):
+            if self._parameters.find(tensor) is None:
+                differentiable = tensor.is_floating_point()
+                self._kinds[tensor.untyped_storage()] = kind if differentiable or kind == _BORN else _BORN
+
+    def _is_parametrisation(self, func: Any, step: Treatment, given: Any, kinds: list[str]) -> bool:
+        """Whether the result is made of parameters alone, or of them and constants that are as good as numbers."""
+        if _VARIABLE in kinds or (step.writes and not self._is_made(given[0][1], kinds[0])):
+            return False
+        tensors = list(zip((tensor for _, tensor in given), kinds, strict=True))
+        others = [(tensor, kind) for tensor, kind in tensors if kind != _PARAMETER]
+        if all(tensor.ndim == 0 for tensor, _ in others):
+            return True
+        if is_elementwise(func):
+            whole = torch.broadcast_shapes(*(tensor.shape for tensor, _ in tensors))
+            return any(tensor.shape == whole for tensor, kind in tensors if kind == _PARAMETER)
+        return func.overloadpacket in GATHERS and all(kind == _BORN for _, kind in others)
+
+    def _is_made(self, target: Tensor, kind: str) -> bool:
+        """Whether a target is made of parameters: a write into a constant, or into a parameter itself, is a node."""
+        return kind == _PARAMETER and self._parameters.find(target) is None
+
+
+def _performed(step: Treatment) -> Treatment:
+    """The treatment of what an operation computes, be it in place."""
+    return step.counterpart if step.kind is Kind.INPLACE and step.counterpart is not None else step
+
+
+def functional(func: Any) -> Any:
+    """The operation that ``func`` is, or that it performs in place."""
+    step = plan(func)
+    return step.functional if step.kind is Kind.INPLACE else func
+
+
+def is_elementwise(func: Any) -> bool:
+    """Whether each entry of the result depends on one entry of each argument, and on nothing drawn at random."""
+    return plan(func).traits.pointwise and torch.Tag.nondeterministic_seeded not in func.tags
+
+
+def outputs(out: Any) -> list[Tensor]:
+    """The tensors that an operation returned."""
+    if isinstance(out, Tensor):
+        return [out]
+    return [one for one in out if isinstance(one, Tensor)] if isinstance(out, tuple | list) else []
+
+
+def at(path: Path, args: Any, kwargs: Any) -> Any:
+    """The argument at ``path``."""
+    value: Any = kwargs[path[0]] if isinstance(path[0], str) else args[path[0]]
+    for index in path[1:]:
+        value = value[index]
+    return value
+
+
+def replaced(path: Path, args: Any, kwargs: Any, value: Any) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments with another value at ``path``."""
+    args, kwargs = list(args), dict(kwargs)
+    holder: Any = kwargs if isinstance(path[0], str) else args
+    key: Any = path[0]
+    for index in path[1:]:
+        holder[key] = list(holder[key])
+        holder, key = holder[key], index
+    holder[key] = value
+    return args, kwargs
+
+
+def _tensors(args: Any, kwargs: Any) -> list[tuple[Path, Tensor]]:
+    found: list[tuple[Path, Tensor]] = []
+    for index, value in enumerate(args):
+        _collect_tensors((index,), value, found)
+    for name, value in kwargs.items():
+        _collect_tensors((name,), value, found)
+    return found
+
+
+def _collect_tensors(path: Path, value: Any, found: list[tuple[Path, Tensor]]) -> None:
+    # not a function inside the other: one that calls itself is a cycle, which would keep the tensors alive
+    if isinstance(value, Tensor):
+        found.append((path, value))
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            _collect_tensors((*path, index), item, found)
+
+
+def _drops(func: Any, args: Any, kwargs: Any) -> bool:
+    return bool(_options(func, args, kwargs).get("dropout_p", 0.0) > 0)
+
+
+def _options(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """What a kernel of attention is given behind query, key and value, by name."""
+    return dict(zip(KERNELS[func], args[3:], strict=False)) | kwargs

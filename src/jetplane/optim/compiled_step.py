@@ -1,0 +1,269 @@
+"""Steps as compiled graphs: what is compiled for which program, when it is compiled anew, and what is refused.
+
+The step itself is :mod:`.step_traced`. Dynamo stands between a call and its graph: it hands the graph the tensors that
+the program reads, and gives back what the program returns. What a call has to say beyond that, and what the graph finds
+beyond that, is in one :class:`Call`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..ad import _torch
+from ..compiler.capture import Captured, Compiled, Graph, Run, compiled, identity, single, single_with_aux
+from ..directions import Memory
+from ..errors import CaptureFailed
+from ..solvers.adopted import Called, traces
+from .casting import Casts
+from .device_numbers import DeviceNumbers
+from .moving import Moving
+from .replayed import Replayed, repeated
+from .reports import Packing, Reports
+from .step_settings import Numbers, StepSettings
+from .step_traced import Frame, Notes, take
+
+__all__ = ["CompiledStep", "refuse"]
+
+
+def refuse(settings: StepSettings) -> None:
+    """Raise for settings that a compiled step does not have."""
+    if settings.chunk_size is not None:
+        size = settings.chunk_size
+        raise ValueError(f"chunk_size is {size!r}, which needs several passes; expected None with compile=True.")
+    if settings.fitting is not None:
+        memory = settings.fitting.memory
+        raise ValueError(f"memory is {memory!r}, which may need several passes; expected None with compile=True.")
+    if settings.accept is not None and settings.accept.backtracks:
+        backtracks = settings.accept.backtracks
+        raise ValueError(f"the acceptance has {backtracks} backtracks; expected 0 with compile=True.")
+    if settings.samples != 1:
+        raise ValueError(f"samples is {settings.samples}; expected 1 with compile=True.")
+    if settings.family.init().size is not None:
+        raise ValueError("the directions change their number between steps; expected a fixed K with compile=True.")
+    if not traces(settings.solver):
+        given = settings.solver.solver if isinstance(settings.solver, Called) else settings.solver
+        name = type(given).__name__
+        raise ValueError(f"the solver {name} asks the host; expected one with a method traced with compile=True.")
+
+
+_TOO_MANY = (
+    "is compiled for as many kinds of inputs as torch allows, and is run as it is for any other, which is slow: its "
+    "shapes, modes or numbers of Python keep changing. Keep to a few shapes (drop the last batch where it is smaller, "
+    "or pad), hand over numbers that change as tensors, or raise torch._dynamo.config.recompile_limit before the first "
+    "step."
+)
+
+
+@dataclass
+class Call:
+    """One call of a compiled step, on both sides of the program between them."""
+
+    moving: Moving
+    memory: list[Tensor]  # of the directions: all of one name after all of another
+    numbers: DeviceNumbers
+    first: tuple[Any, ...]  # the batch of the first step, as the program sees it
+    batches: tuple[Any, ...]  # those of all steps
+    count: int
+    # what the graph finds:
+    made: tuple[Tensor, Packing] | None = None  # the reports
+    stacked: dict[Tensor, Tensor] = field(default_factory=dict)  # by an output of the first step: those of all steps
+
+    def fed(self, inputs: Sequence[Tensor]) -> dict[int, Tensor]:
+        """By place among the inputs, the batches of all steps."""
+        given = {one: batch for one, batch in zip(self.first, self.batches, strict=True) if isinstance(one, Tensor)}
+        return {place: given[tensor] for place, tensor in enumerate(inputs) if tensor in given}
+
+    def every(self, value: Any) -> Any:
+        """What all steps gave, for what the first one gave."""
+        return self.stacked.get(value, value) if isinstance(value, Tensor) else value
+
+
+class CompiledStep:
+    """The steps of one optimizer as graphs, one for each program and signature."""
+
+    def __init__(self) -> None:
+        self._programs: OrderedDict[Any, Captured | None] = OrderedDict()  # None: one that cannot be captured
+        self._full: set[Any] = set()  # those that no further signature is compiled for
+        self._settings: StepSettings
+        self._baked: list[Any] = []  # all that the steps have baked in
+        self._numbers: DeviceNumbers | None = None
+        self._call: Call  # the one under way
+
+    def __call__(
+        self,
+        func: Callable[..., Any],
+        casts: Casts,
+        batches: tuple[Any, ...],
+        count: int,
+        moving: Moving,
+        memory: Memory,
+        now: Numbers,
+        has_aux: bool,
+    ) -> Reports | None:
+        """Take a step with each entry of the batches, and return their reports.
+
+        None where the program has to be run as it is, and no step was taken.
+        """
+        key = identity(func), casts, has_aux
+        program = self._program(key, single_with_aux if has_aux else single)
+        if program is None:
+            return None
+        numbers = self._up_to_date(now, moving)
+        kept = [tensor for tensors in memory.values() for tensor in tensors]
+        first = tuple(batch[0] if isinstance(batch, Tensor) else batch for batch in batches)
+        call = self._call = Call(moving, kept, numbers, first, batches, count)
+        try:
+            returned = program(casts.around(func), first)
+        except CaptureFailed as error:
+            self._tell(key, getattr(func, "__qualname__", type(func).__name__), error)
+            return None
+        finally:
+            del self._call
+        numbers.advance(count)
+        assert call.made is not None
+        return Reports(*call.made, _torch.pytree.tree_map(call.every, returned[1]) if has_aux else None)
+
+    def _program(self, key: Any, reading: Callable[..., Any]) -> Captured | None:
+        if key not in self._programs:
+            self._programs[key] = Captured(self._build, reading)
+            if len(self._programs) > _KEPT:
+                self._programs.popitem(last=False)
+        self._programs.move_to_end(key)
+        return self._programs[key]
+
+    def _tell(self, key: Any, name: str, error: CaptureFailed) -> None:
+        """Warn of a program that is run as it is, once."""
+        if type(error.__cause__).__name__ == "FailOnRecompileLimitHit":  # what is compiled already stays in use
+            if key not in self._full:
+                self._full.add(key)
+                warnings.warn(f"{name} {_TOO_MANY}", stacklevel=7)
+            return
+        self._programs[key] = None
+        warnings.warn(f"{name} cannot be compiled and is run as it is: {error}.", stacklevel=7)
+
+    @property
+    def bad(self) -> int:
+        """How many steps in a row, up to the last, could not move the parameters. Waits for the device."""
+        return 0 if self._numbers is None else self._numbers.bad
+
+    @property
+    def counted(self) -> dict[str, Any]:
+        """What the device has counted, for the groups. Waits for it."""
+        return {} if self._numbers is None else {"bad": self._numbers.bad, "solver_state": self._numbers.state}
+
+    def reload(self) -> None:
+        """Begin with the numbers of the groups, whatever the device has."""
+        self._numbers = None
+
+    def knows(self, settings: StepSettings, moving: Moving, groups: int) -> bool:
+        """Whether the optimizer is still what it was when its steps were compiled."""
+        baked = _baked(settings, moving, groups)
+        return len(baked) == len(self._baked) and all(map(_same, baked, self._baked))
+
+    def renew(self, settings: StepSettings, moving: Moving, groups: int) -> None:
+        """Forget the steps that were compiled."""
+        refuse(settings)
+        self._programs.clear()
+        self._full.clear()
+        self._settings, self._baked = settings, _baked(settings, moving, groups)
+        self._scaled, self._numbers = groups > 1, None
+
+    def _up_to_date(self, now: Numbers, moving: Moving) -> DeviceNumbers:
+        if self._numbers is None:
+            self._numbers = DeviceNumbers(moving.device, len(moving.tensors))
+        self._numbers.set(now, moving)
+        return self._numbers
+
+    # -- one graph --------------------------------------------------------------------------------------------------
+
+    def _build(self, graph: Graph, inputs: Sequence[Tensor]) -> Run:
+        """The step over one graph of the program, compiled."""
+        moving = self._call.moving
+        if graph.asking is not None:  # a CUDA graph cannot
+            raise CaptureFailed(f"it asks for the value of a tensor, and waits for it ({graph.asking})")
+        places = {tensor: place for place, tensor in enumerate(inputs)}
+        read = [(number, places[leaf]) for number, leaf in enumerate(moving.tensors) if leaf in places]
+        if not read:
+            raise ValueError("the closure uses none of the parameters; expected a loss that depends on them.")
+        frame = Frame(graph, self._settings, moving, read, self._scaled)
+        run, packing = _compiled(frame, [*inputs, *self._call.memory, *self._call.numbers.tensors])
+        on_cuda = self._call.numbers.device.type == "cuda"
+        many = Replayed(run, run.written) if on_cuda else partial(repeated, run)
+        expected = [(place, moving.tensors[number]) for number, place in read]
+
+        def step(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+            if any(inputs[place] is not leaf for place, leaf in expected):
+                raise RuntimeError(
+                    "the program reads other parameters than those it was compiled with; expected the optimizer's."
+                )
+            call = self._call
+            *outputs, packed = many([*inputs, *call.memory, *call.numbers.tensors], call.fed(inputs), call.count)
+            call.made = packed, packing
+            once = [output[0] for output in outputs]
+            call.stacked = dict(zip(once, outputs, strict=True))
+            return once
+
+        return step
+
+
+def _baked(settings: StepSettings, moving: Moving, groups: int) -> list[Any]:
+    return [*settings, groups > 1, any(moving.decays), str(moving.device), *moving.tensors]
+
+
+def _same(one: Any, other: Any) -> bool:
+    return one is other or (isinstance(one, int | float | str) and one == other)
+
+
+_SHARED: OrderedDict[Any, tuple[Compiled, Packing]] = OrderedDict()  # steps that are alike but for their tensors
+_KEPT = 16
+
+
+def _compiled(frame: Frame, inputs: list[Tensor]) -> tuple[Compiled, Packing]:
+    """The compiled step: that of another optimizer where all but the tensors is the same, as for several seeds."""
+    key = _key(frame, inputs)
+    if key is not None and key in _SHARED:
+        _SHARED.move_to_end(key)
+        return _SHARED[key]
+    notes, random = Notes(), frame.graph.random
+    body = partial(take, frame, notes)
+    run = compiled(body, inputs, None if random else body)
+    if random:
+        _check_runs_once(notes, frame.settings)
+    made = run, Packing(frame.k, notes.dtype, frame.settings.evaluates)
+    if key is not None:
+        _SHARED[key] = made
+        if len(_SHARED) > _KEPT:
+            _SHARED.popitem(last=False)
+    return made
+
+
+def _check_runs_once(notes: Notes, settings: StepSettings) -> None:
+    """Raise where a program that draws random numbers would be run twice in a step, with others."""
+    if notes.backward:
+        raise CaptureFailed("its random numbers would not be the same in the backward pass and in the forward one")
+    if settings.evaluates:
+        raise CaptureFailed(
+            "its random numbers would not be the same where the loss is evaluated at the end of the step"
+        )
+
+
+def _key(frame: Frame, inputs: list[Tensor]) -> Any:
+    """All that a compiled step depends on but the values of its inputs; None where that cannot be said."""
+    key = frame.key()
+    tensors = tuple((tuple(t.shape), t.stride(), t.dtype, t.device, t.requires_grad) for t in inputs)
+    return None if key is None else (*key, tensors, _ambient(inputs))
+
+
+def _ambient(inputs: list[Tensor]) -> Any:
+    """What of torch's global state changes what a program is traced to."""
+    kind = inputs[0].device.type
+    cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    return cast, torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()

@@ -1,0 +1,98 @@
+"""Slope and curvature along one direction, and the way back along it: measurements that leave no trace."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...ad.run.directions import Given, Leaf
+from ...ad.run.passes import Pass
+from ...ad.run.replay import Replay
+from ...curvature import Curvature, ExactHessian, GaussNewton, is_late
+from ...errors import MissingBoundary
+
+__all__ = ["Along", "Path"]
+
+
+class Along(NamedTuple):
+    """The mean loss along a direction m: f(theta + c m)."""
+
+    slope: Tensor  # () in float64, at c = 0
+    curvature: Tensor  # (), Gauss-Newton's there, or the exact one's size
+    back: Tensor  # (): the curvature of the parabola with f(theta), this slope and f(theta - m); 0 if not looked at
+    rise: Tensor  # (): f(theta) - f(theta - m), inf where only the latter is finite; the slope if not looked at
+
+    @property
+    def best(self) -> Tensor:
+        """The c with the least loss, by the larger one of the curvatures."""
+        return -self.slope / torch.maximum(self.curvature, self.back)
+
+
+class Path:
+    """Measures the losses of a function along directions from where the leaves are."""
+
+    def __init__(self, leaves: Sequence[Tensor]) -> None:
+        self._leaves = leaves
+        self._curvature: Curvature = GaussNewton()
+
+    @torch.no_grad()
+    def along(
+        self, losses: Callable[[], Tensor], direction: Sequence[Tensor], *, back: bool = False, capturing: bool = False
+    ) -> Along:
+        """What ``losses`` (B,) do along ``direction``. Random numbers, buffers and leaves stay as they are."""
+        replay = Replay([] if capturing else [leaf.device for leaf in self._leaves])
+        try:
+            loss, slope, curvature = self._measure(replay, losses, direction)
+            other = self._back(replay, losses, direction) if back else loss - slope
+        finally:
+            replay.rewind()
+        rise = torch.where(torch.isfinite(other) & ~torch.isfinite(loss), torch.inf, loss - other)
+        return Along(slope, curvature, (2 * (other - loss + slope)).clamp_min(0), rise)
+
+    def _measure(self, replay: Replay, losses: Callable[[], Tensor], direction: Sequence[Tensor]) -> list[Tensor]:
+        try:
+            return self._pass(replay, losses, direction)
+        except MissingBoundary as error:
+            warnings.warn(f"{error} The exact curvature is taken instead.", UserWarning, stacklevel=8)
+            self._curvature = ExactHessian()
+            return self._pass(replay, losses, direction)
+
+    def _pass(self, replay: Replay, losses: Callable[[], Tensor], direction: Sequence[Tensor]) -> list[Tensor]:
+        pairs = self._curvature.pairs(1)
+        one = Pass.of(pairs, is_late(self._curvature))
+        rows = Given([part.unsqueeze(0) for part in direction])
+        for position, leaf in enumerate(self._leaves):
+            one.perturb(Leaf(leaf, position, rows, (0,)), f"parameter {position}")
+
+        def run() -> Tensor:
+            with torch.no_grad(), one.running():
+                return losses()
+
+        model = self._curvature.model(one.jet(replay.run(run)), pairs)
+        numbers = model.loss, model.slope[0], model.curvature[0, 0].abs()
+        return [number.to(torch.float64) for number in numbers]
+
+    def _back(self, replay: Replay, losses: Callable[[], Tensor], direction: Sequence[Tensor]) -> Tensor:
+        """The mean loss at the other end."""
+        kept = [leaf.clone() for leaf in self._leaves]
+        try:
+            for leaf, part in zip(self._leaves, direction, strict=True):
+                leaf.sub_(part)
+            torch.clear_autocast_cache()  # it would hold casts of the parameters from before
+            found: Tensor = replay.run(partial(_mean, losses))
+            return found
+        finally:
+            for leaf, start in zip(self._leaves, kept, strict=True):
+                leaf.copy_(start)
+            torch.clear_autocast_cache()
+
+
+def _mean(losses: Callable[[], Any]) -> Tensor:
+    with torch.no_grad():
+        mean: Tensor = losses().mean(dtype=torch.float64)
+        return mean

@@ -1,0 +1,388 @@
+"""The optimizer: directions x curvature x solver, with the manners of torch.optim. :mod:`.step` is what a step does."""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..ad import _torch
+from ..ad.run.passes import check_leaf
+from ..curvature import Curvature, find
+from ..directions import Family, Memory, Mixed
+from ..directions.earlier import adopted as adopted_family
+from ..errors import OptimizationStalled
+from ..solvers import Solver, Status
+from ..solvers.adopted import adopted as adopted_solver
+from .acceptance import Acceptance, Choice, chosen
+from .casting import casts_around, uncast
+from .closures import Closures, as_closures
+from .fitting import Fitting
+from .moving import Moving, check_distinct, check_group, check_together, check_whole, labels, listed, moving_of
+from .reports import LateReport, Report, Reports
+from .slots import recall
+from .stalling import explain
+from .step import take
+from .step_settings import Numbers, StepSettings
+
+if TYPE_CHECKING:
+    from .compiled_step import CompiledStep
+
+__all__ = ["HyperplaneSearch"]
+
+_LOOK_EVERY = 100  # steps of a compiled optimizer on CUDA between looks at how they went, each of which waits
+
+
+class HyperplaneSearch(torch.optim.Optimizer):
+    r"""Search the plane of K directions for the minimum of the loss's quadratic model there.
+
+    With directions v_k, slope g_k = v_k . grad f and curvature H_kl = v_k^T (Hess f) v_l, all from one forward pass,
+    the solver chooses coefficients c, and
+
+        theta += lr * sum_k c_k v_k.
+
+    Groups with lr_g move along s_g v_k, where s_g = lr_g / lr and lr is the largest of the lr_g: the directions are
+    stretched before slope and curvature are measured, so the predicted decrease is that of the step which is taken.
+    (Where the directions span the whole space, as Newton's, a solver that finds the minimum of the plane finds the same
+    one however they are stretched: only the largest lr counts.)
+
+    ``samples`` planes are drawn and their updates averaged. ``weight_decay`` is decoupled: theta *= 1 - lr_g *
+    weight_decay. ``clip`` bounds the length of the update over all parameters. ``accept`` tests a step before it is
+    taken; without one (None) a solver whose theory needs it (`TrustRegion`, `Cubic`, `Damped`) has steps that would
+    raise the loss rejected, and False takes them all. A step that is not finite, or not accepted, or has nowhere to go
+    (a slope of zero, as at a minimum) leaves the parameters as they are and its reason in ``report.status``.
+    ``patience`` steps in a row that are not finite, or singular, raise :class:`jetplane.errors.OptimizationStalled`
+    (None: never), and as many that are rejected warn, once; to have converged is no error. ``chunk_size`` bounds how
+    many directions travel together; ``memory``, a number of bytes or a text such as "4GiB", chooses it so that a pass
+    holds no more, which the first step with batches of new shapes measures in a few passes. An adaptive solver has the
+    loss evaluated at the end of each step, so that it can follow how well its model predicts.
+
+    ``directions`` is a family, or a list of families whose directions are put together; ``curvature`` a part, or its
+    name. Random directions are a function of (``seed``, step, sample, parameter, row); torch's generators play no part.
+    Seed, step, the state of an adaptive solver and the size of a family that grows are plain numbers in
+    ``param_groups``, and what directions remember is in ``state``, so ``state_dict`` resumes bit by bit.
+
+    Example:
+        >>> from jetplane.curvature import ExactHessian
+        >>> from jetplane.directions import Orthonormal
+        >>> from jetplane.solvers import SaddleFree
+        >>> x = torch.tensor([3.0, -2.0], dtype=torch.float64, requires_grad=True)
+        >>> opt = HyperplaneSearch([x], 1.0, Orthonormal(2), ExactHessian(), SaddleFree())
+        >>> loss = opt.step(lambda: (x - 1).square().sum())
+        >>> float(loss), opt.report.status.name
+        (13.0, 'OK')
+        >>> torch.testing.assert_close(x.detach(), torch.ones(2, dtype=torch.float64))
+    """
+
+    _warned = False  # that steps are rejected
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor,
+        directions: Family | Sequence[Family],
+        curvature: Curvature | str,
+        solver: Solver,
+        *,
+        seed: int = 0,
+        samples: int = 1,
+        weight_decay: float = 0.0,
+        clip: float | None = None,
+        maximize: bool = False,
+        accept: Choice = None,
+        patience: int | None = 10,
+        chunk_size: int | None = None,
+        memory: int | str | None = None,
+        compile: bool = False,
+    ) -> None:
+        family = Mixed(directions) if isinstance(directions, list | tuple) else directions
+        _check_parts(family, solver, accept)
+        _check_options(seed, samples, clip, patience, chunk_size, memory)
+        assert isinstance(family, Family)  # a sequence of another kind is refused above
+        self.directions, self.curvature, self.solver = family, find(curvature), solver
+        self.samples, self.clip, self.maximize = samples, clip, maximize
+        self.accept, self.patience = accept, patience
+        self.chunk_size, self.compile = chunk_size, compile
+        self._fitting = None if memory is None else Fitting(memory)
+        self._given: tuple[Any, ...] = ()  # what the settings were made of
+        self._made: StepSettings | None = None
+        self._compiled: CompiledStep | None = None
+        self._report: Report | LateReport | None = None
+        self._ready = False  # all groups of the constructor are there
+        defaults = {"lr": lr, "weight_decay": weight_decay, "seed": seed, "step": 0, "bad": 0, **self._beginning()}
+        check_group(defaults)
+        params = listed(params)
+        if not params:
+            raise ValueError("the parameter list is empty; expected at least one tensor to optimize.")
+        super().__init__(params, defaults)
+        self._check(moving_of(self.param_groups))
+        self._ready = True
+        if compile:
+            from .compiled_step import refuse  # it imports torch's compiler
+
+            refuse(self._settings)
+
+    # -- the surface of torch.optim ---------------------------------------------------------------------------------
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group with options of its own (lr, weight_decay)."""
+        groups = getattr(self, "param_groups", [])
+        if isinstance(param_group, dict) and not isinstance(param_group.get("params"), Tensor | set | None):
+            param_group = {**param_group, "params": list(param_group["params"])}
+            check_distinct(param_group["params"], groups)
+        before = len(groups)
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        try:
+            check_group(group)
+            for leaf, label in zip(group["params"], labels(group, "the new group's "), strict=True):
+                check_leaf(leaf, label)
+            self._fetch()
+            for name in Numbers._fields:
+                group[name] = self.param_groups[0][name]
+            if self._ready:
+                self._check(moving_of(self.param_groups))
+        except Exception:
+            del self.param_groups[before:]
+            raise
+
+    def __getstate__(self) -> dict[str, Any]:
+        # torch's keeps no attributes, so a copy would have no directions
+        parts = ("directions", "curvature", "solver", "samples", "clip", "maximize", "accept", "patience")
+        names = (*parts, "chunk_size", "_fitting", "compile", "_report", "_warned", "_ready")
+        kept = {name: getattr(self, name) for name in names}
+        self._fetch()
+        return {**super().__getstate__(), **kept, "_compiled": None, "_given": (), "_made": None}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state as torch's optimizers have it. Waits for compiled steps that are under way."""
+        self._fetch()
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a state."""
+        super().load_state_dict(state_dict)
+        for group in self.param_groups:
+            for name, value in self._beginning().items():
+                group.setdefault(name, value)
+        if self._compiled is not None:
+            self._compiled.reload()
+
+    @property
+    def memory(self) -> int | str | None:
+        """The budget of bytes, as it was given."""
+        return None if self._fitting is None else self._fitting.memory
+
+    @property
+    def report(self) -> Report | LateReport:
+        """What the last step found and did."""
+        if self._report is None:
+            raise RuntimeError("there is no report before the first step; expected a call of step.")
+        return self._report
+
+    @_torch.apart_from_graphs
+    def step(self, closure: Any = None, *batch: Any, has_aux: bool = False) -> Tensor:  # type: ignore[override]
+        """Take one step, and return the loss before it.
+
+        ``closure`` returns the loss as a scalar tensor and never calls backward; where curvature or solver can use them
+        (`GaussNewton`, `EmpiricalFisher`, `LevenbergMarquardt`), also the losses of single samples (B,), which count as
+        their mean. Or: a function of ``batch`` that returns it; or a list of closures, one for each part of a batch,
+        whose losses are averaged (their sum divided by their number). Wherever a closure runs more than once it sees
+        the same random numbers and buffers, and the buffers are updated once. With ``has_aux`` a closure returns a pair
+        (loss, aux), and the aux of its first run is in ``report.aux`` (a list of them where there is a list of
+        closures). Where no parameter requires grad, nothing moves. Autocast around a step is for the closure alone.
+        """
+        closures = as_closures(closure, batch)
+        moving = self._checked()
+        if not moving.tensors:
+            return self._stay(closures, has_aux)
+        if self.compile and len(closures) == 1:
+            one = closure if callable(closure) else closure[0]
+            reports = self._compiled_steps(one, _one_step(batch), 1, moving, has_aux)
+            if reports is not None:
+                return reports.loss[0]
+            self._fetch()
+        settings, casts = self._settings, casts_around(moving.device)
+        closures = [casts.around(one) for one in closures]
+        program = Closures(closures, moving.tensors, moving.labels, settings.repeats, has_aux, settings.samples_apart)
+        with torch.no_grad(), uncast(casts):
+            self._report, after = take(settings, self._numbers, program, moving, self._memory(moving))
+        self._note(after)
+        return self._report.loss
+
+    @_torch.apart_from_graphs
+    def steps(self, closure: Any, *batches: Tensor, has_aux: bool = False) -> Reports:
+        """Take a step with each entry of the batches' first axis, and return their reports.
+
+        The same as as many calls of :meth:`step`. With ``compile`` on CUDA the host only launches them, and waits for
+        nothing.
+        """
+        count = _count_steps(closure, batches)
+        moving = self._checked()
+        if self.compile and moving.tensors:
+            reports = self._compiled_steps(closure, batches, count, moving, has_aux)
+            if reports is not None:
+                self._opt_called = True  # torch's schedulers look whether there was a step before theirs
+                return reports
+        taken = []
+        for number in range(count):
+            self.step(closure, *(batch[number] for batch in batches), has_aux=has_aux)
+            taken.append(self.report)
+        aux = _torch.pytree.tree_map(_stacked, *(one.aux for one in taken)) if has_aux else None
+        return Reports.of(taken, aux)
+
+    def _stay(self, closures: list[Callable[[], Any]], has_aux: bool) -> Tensor:
+        """The step where no parameter requires grad: nothing moves and nothing is wrong, as with torch's optimizers."""
+        program = Closures(closures, [], [], False, has_aux, self._settings.samples_apart)
+        loss = program.loss()
+        slope, nothing = loss.new_zeros(0), loss.new_zeros(())
+        parts = loss, slope, loss.new_zeros(0, 0), slope, nothing, None
+        self._report = Report(*parts, Status.FLAT, program.evaluations, program.aux)
+        return loss
+
+    def _compiled_steps(
+        self, closure: Any, batches: tuple[Any, ...], count: int, moving: Moving, has_aux: bool
+    ) -> Reports | None:
+        """Take the steps as a compiled graph, or return None where the closure cannot be one."""
+        if self._compiled is None:
+            from .compiled_step import CompiledStep
+
+            self._compiled = CompiledStep()
+        compiled, settings, memory = self._compiled, self._settings, self._memory(moving)
+        if not compiled.knows(settings, moving, len(self.param_groups)):
+            self._fetch()
+            compiled.renew(settings, moving, len(self.param_groups))
+        casts = casts_around(moving.device)
+        with uncast(casts):
+            reports = compiled(closure, casts, batches, count, moving, memory, self._numbers, has_aux)
+        if reports is None:
+            return None
+        self._report = reports[-1]
+        before = self._numbers
+        after = before._replace(step=before.step + count)
+        at_once = moving.device.type == "cpu"
+        if self.patience is not None and (at_once or before.step // _LOOK_EVERY < after.step // _LOOK_EVERY):
+            after = after._replace(bad=compiled.bad)
+        self._note(after)
+        return reports
+
+    # -- the parts, and the numbers that steps change ---------------------------------------------------------------
+
+    @property
+    def _settings(self) -> StepSettings:
+        parts = self.directions, self.curvature, self.solver
+        given = (*parts, self.samples, self.clip, self.maximize, self.accept, self.chunk_size, self._fitting)
+        if self._made is None or any(map(operator.is_not, given, self._given)):
+            family, solver = adopted_family(self.directions), adopted_solver(self.solver)
+            accept = chosen(self.accept, self.solver)
+            numbers = self.samples, self.clip, self.maximize, accept, self.chunk_size
+            self._given, self._made = given, StepSettings(family, self.curvature, solver, *numbers, self._fitting)
+        return self._made
+
+    def _beginning(self) -> dict[str, Any]:
+        """The numbers that a new optimizer's parts begin with."""
+        return {"solver_state": self._settings.solver.init(), "size": self._settings.family.init().size}
+
+    @property
+    def _numbers(self) -> Numbers:
+        group, settings = self.param_groups[0], self._settings
+        state = settings.solver.init()
+        if state is not None and group["solver_state"] is not None:
+            state = group["solver_state"]
+        return Numbers(group["seed"], group["step"], group["bad"], state, group["size"])
+
+    def _note(self, after: Numbers) -> None:
+        """Keep the numbers, and say if too many steps in a row could not move the parameters."""
+        stalled = self.patience is not None and after.bad >= self.patience
+        noted = after._replace(bad=0) if stalled else after
+        for group in self.param_groups:
+            group.update(noted._asdict())
+        if stalled:
+            self._say_stalled(after.bad, self.report.status)
+
+    def _say_stalled(self, count: int, status: Status) -> None:
+        """Raise where the numbers are broken; warn, once, where steps are only not good enough."""
+        if status is not Status.REJECTED:
+            raise OptimizationStalled(f"{explain(count, status)} With patience=None nothing is raised.")
+        # a solver with a state is on its way to one whose steps are good enough
+        if not self._warned and self._settings.solver.init() is None:
+            self._warned = True
+            warnings.warn(explain(count, status), stacklevel=6)
+
+    def _memory(self, moving: Moving) -> Memory:
+        """What directions remember."""
+        return recall(self.state, self._settings.family, moving.tensors, moving.labels)
+
+    def _fetch(self) -> None:
+        """Bring the numbers of the groups up to date with compiled steps."""
+        compiled = getattr(self, "_compiled", None)
+        if compiled is not None:
+            for group in self.param_groups:
+                group.update(compiled.counted)
+
+    # -- parameters -------------------------------------------------------------------------------------------------
+
+    def _checked(self) -> Moving:
+        moving = moving_of(self.param_groups)
+        self._check(moving)
+        return moving
+
+    def _check(self, moving: Moving) -> None:
+        """Raise unless these parameters can be moved together."""
+        if moving.tensors:
+            check_together(moving, self._settings.family.fresh(moving.tensors))
+
+
+# -- checks of what the user gives --------------------------------------------------------------------------------
+
+
+def _check_parts(directions: object, solver: object, accept: object) -> None:
+    if not isinstance(directions, Family):
+        name = type(directions).__name__
+        raise TypeError(f"directions are {name}; expected a family of directions such as Gaussian(k).")
+    if not callable(solver):
+        raise TypeError(f"solver is {type(solver).__name__}; expected a solver such as JitteredInverse().")
+    if accept is not None and accept is not False and not isinstance(accept, Acceptance):
+        raise TypeError(f"accept is {type(accept).__name__}; expected an Acceptance, None or False.")
+
+
+def _check_options(
+    seed: object, samples: object, clip: float | None, patience: object, chunk_size: object, memory: object
+) -> None:
+    check_whole("seed", seed, 0, 2**64 - 1)
+    check_whole("samples", samples, 1, 2**16)
+    if clip is not None and not clip > 0:
+        raise ValueError(f"clip is {clip!r}; expected a positive length or None.")
+    if patience is not None:
+        check_whole("patience", patience, 1)
+    if chunk_size is not None:
+        check_whole("chunk_size", chunk_size, 1)
+        if memory is not None:
+            raise ValueError(f"chunk_size is {chunk_size} and memory is {memory!r}; expected one of them.")
+
+
+def _count_steps(closure: Any, batches: Sequence[Any]) -> int:
+    """How many steps the batches are for."""
+    if not callable(closure):
+        raise TypeError(f"steps got {type(closure).__name__}; expected a function of a batch that returns the loss.")
+    counts = {batch.shape[0] if isinstance(batch, Tensor) and batch.ndim else None for batch in batches}
+    if len(counts) != 1 or None in counts:
+        shapes = [tuple(b.shape) if isinstance(b, Tensor) else type(b).__name__ for b in batches]
+        raise ValueError(f"the batches are {shapes}; expected tensors with a first axis of one length, the steps.")
+    (count,) = counts
+    if not count:
+        raise ValueError("the batches have no entries; expected at least one step.")
+    return int(count)
+
+
+def _one_step(batch: Sequence[Any]) -> tuple[Any, ...]:
+    """A batch as the only one of several steps."""
+    return tuple(part.unsqueeze(0) if isinstance(part, Tensor) else part for part in batch)
+
+
+def _stacked(*values: Any) -> Any:
+    return torch.stack(values) if isinstance(values[0], Tensor) else list(values)

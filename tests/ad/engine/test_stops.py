@@ -1,0 +1,144 @@
+"""The program's own calls that end tangents, or would lose them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy
+import pytest
+import torch
+import torch.nn.functional as F
+from test_guards import _seeded, right_or_refused
+from torch import Tensor
+
+import jetplane as jp
+from cases import F64, assert_close, check_against_oracle, randn
+
+STOPS: list[tuple[str, Callable[[Tensor], Tensor]]] = [
+    ("detach", lambda x: x.detach() * x),
+    ("torch.detach", lambda x: torch.detach(x) * x),
+    ("data", lambda x: x.data * x),
+    ("torch.tensor", lambda x: torch.tensor(x) * x),
+    ("item", lambda x: x * x[0].item()),
+    ("tolist", lambda x: x * torch.tensor(x.tolist(), dtype=F64)),
+    ("view-of-detached", lambda x: (x * 2).detach()[1:].view(-1, 1)[:, 0].sum() * x),
+    ("detached-view", lambda x: x[1:].detach().sum() * x),
+    ("op-of-detached", lambda x: x.detach().sin().exp() * x),
+    ("detach-of-intermediate", lambda x: x.sin().detach() * x.sin()),
+    ("detached-twice", lambda x: x.detach().detach().clone() * x),
+    ("straight-through", lambda x: (x + (x.round() - x).detach()) ** 2),
+    ("detach_", lambda x: (x * 1.0).detach_() * x),
+    ("split-of-detached", lambda x: sum(part.sum() for part in x.detach().split(2)) * x),
+    ("kept-while-it-lives", lambda x: (lambda d: (x.sin() * d).cos() * d)(x.detach())),
+    ("gumbel-hard", lambda x: _seeded(lambda: F.gumbel_softmax(x, hard=True) * torch.arange(5, dtype=F64))),
+]
+
+
+@pytest.mark.filterwarnings("ignore:.*copy construct from a tensor")
+@pytest.mark.parametrize(("name", "program"), STOPS, ids=[row[0] for row in STOPS])
+def test_the_users_own_detach_stops_tangents(name: str, program) -> None:
+    # the oracle sees the same constants
+    check_against_oracle(lambda x: program(x).sum(), randn(5))
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda alias, value: alias.copy_(value),
+        lambda alias, value: alias.__setitem__(0, value[1]),
+        lambda alias, value: alias.mul_(value),
+        lambda alias, value: torch.mul(value, value, out=alias),
+        lambda alias, value: alias[1:].add_(value[1:]),
+    ],
+)
+def test_writing_a_perturbed_value_into_a_detached_alias_is_refused(write) -> None:
+    def program(x: Tensor) -> Tensor:
+        y = x * 2
+        write(y.detach(), x.sin())
+        return y.sum()
+
+    with pytest.raises(
+        jp.UnsupportedProgram, match=r"writes a perturbed value into a detached tensor.*expected a write into a clone"
+    ):
+        jp.gradient(program, randn(3))
+
+
+def test_writing_a_perturbed_value_into_a_detached_buffer_that_nobody_shares() -> None:
+    buffer = torch.zeros(3, dtype=F64)
+
+    def program(x: Tensor) -> Tensor:
+        try:
+            buffer.data.copy_(x.sin())
+        except jp.UnsupportedProgram:
+            return x.sin().square().sum()
+        return buffer.square().sum()
+
+    check_against_oracle(program, randn(3), twin=lambda x: x.sin().square().sum())
+
+
+def constants_through_a_detached_alias(x: Tensor) -> Tensor:
+    y = x * 2
+    y.detach()[0] = 7.0
+    y.data[1:] = 5.0
+    return y.square().sum()
+
+
+def update_through_data(x: Tensor) -> Tensor:
+    y = x * 2
+    y.data.add_(1.0)
+    return y.square().sum()
+
+
+@pytest.mark.parametrize("program", [constants_through_a_detached_alias, update_through_data])
+def test_writes_of_constants_through_data_move_the_value_and_keep_the_tangent(program) -> None:
+    check_against_oracle(program, randn(3))  # as autograd has it
+
+
+@pytest.mark.parametrize(
+    ("name", "export"),
+    [
+        ("numpy", lambda x: x.numpy()),
+        ("asarray", lambda x: numpy.asarray(x)),
+        ("numpy-of-view", lambda x: (x * 2)[1:].numpy()),
+        ("dlpack", lambda x: torch.from_dlpack(x)),
+        ("dlpack-numpy", lambda x: numpy.from_dlpack(x)),
+    ],
+)
+def test_leaving_torch_is_refused(name: str, export) -> None:
+    with pytest.raises(
+        jp.UnsupportedProgram, match=r"on a perturbed tensor loses its tangents.*expected \.detach\(\) before it"
+    ):
+        jp.gradient(lambda x: torch.as_tensor(export(x)).sum() + x.sum(), randn(3))
+
+
+def test_leaving_torch_after_detach_is_fine() -> None:
+    def program(x: Tensor) -> Tensor:
+        return x.sum() * float(numpy.sum(x.detach().numpy()))
+
+    x = randn(3)
+    assert_close(jp.gradient(program, x), x.sum().expand(3))
+
+
+def test_assigning_data_of_or_to_a_perturbed_tensor_is_refused() -> None:
+    def of(x: Tensor) -> Tensor:
+        y = x * 2
+        y.data = torch.zeros(3, dtype=F64)
+        return y.sum()
+
+    def to(x: Tensor) -> Tensor:
+        y = torch.zeros(3, dtype=F64)
+        y.data = x * 2
+        return y.sin().sum()
+
+    with pytest.raises(jp.UnsupportedProgram, match="loses its tangents"):
+        jp.gradient(of, randn(3))
+    right_or_refused(to, lambda x: (x * 2).sin().sum(), randn(3))
+
+
+def test_views_of_a_detached_tensor_are_detached_through_undeclared_views_too() -> None:
+    w = torch.randn(2, 3, dtype=torch.float64)
+
+    def program(w: torch.Tensor) -> torch.Tensor:
+        return (torch.ops.aten._unsafe_view(w.detach(), [3, 2]) * w.reshape(3, 2)).sum()
+
+    torch.testing.assert_close(jp.gradient(program, w), w)

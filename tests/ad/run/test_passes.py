@@ -1,0 +1,61 @@
+"""Passes over chunks of the directions are one pass."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import jetplane as jp
+from cases import F64, assert_close, assert_quadratic, randn
+from jetplane.testing.oracle import double_backward
+
+
+@pytest.mark.parametrize("chunk_size", [1, 2, 3])
+def test_chunks_share_random_numbers_and_update_buffers_once(chunk_size: int) -> None:
+    net, x, v = noisy(), randn(6, 4), randn(4, 6, 4)
+    buffers = {name: b.clone() for name, b in net.named_buffers()}
+    loss = lambda x: net(x).square().sum()  # noqa: E731
+
+    def run(size: int | None) -> tuple[jp.Quadratic, dict[str, Tensor], Tensor]:
+        for name, b in net.named_buffers():
+            b.copy_(buffers[name])
+        torch.manual_seed(5)
+        q = jp.quadratic(loss, x, v, chunk_size=size)
+        return q, {name: b.clone() for name, b in net.named_buffers()}, torch.rand(3)
+
+    whole, split = run(None), run(chunk_size)
+    assert_quadratic(split[0], whole[0])
+    for name, value in whole[1].items():
+        assert torch.equal(split[1][name], value)
+    assert int(split[1]["1.num_batches_tracked"]) == 1
+    assert not torch.equal(whole[1]["1.running_mean"], buffers["1.running_mean"])
+    assert torch.equal(split[2], whole[2])
+    net.zero_grad()
+    for name, b in net.named_buffers():
+        b.copy_(buffers[name])
+    torch.manual_seed(5)
+    leaf = x.clone().requires_grad_()
+    draws = torch.get_rng_state()
+
+    def again() -> Tensor:
+        torch.set_rng_state(draws)
+        return loss(leaf)
+
+    assert_quadratic(whole[0], double_backward(again, [leaf], [v]))
+
+
+def test_chunks_of_a_program_that_keeps_a_counter_in_a_tensor() -> None:
+    counter = torch.zeros((), dtype=F64)
+
+    def program(x: Tensor) -> Tensor:
+        counter.add_(1)
+        return (x**3).sum() * counter
+
+    x = randn(3)
+    assert_close(jp.hessian(program, x, chunk_size=1), torch.diag(6 * x))
+    assert float(counter) == 1
+
+
+def noisy() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Dropout(0.5), nn.Linear(5, 1)).double()

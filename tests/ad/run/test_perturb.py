@@ -1,0 +1,70 @@
+"""The context manager: names, unused leaves, buffers and values inside."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import jetplane as jp
+from cases import F64, along, assert_close, assert_quadratic, randn
+from jetplane.testing.oracle import double_backward
+
+
+def test_perturb_by_name_and_reading_inside_and_after() -> None:
+    net, x = nn.Linear(3, 2).double(), randn(4, 3)
+    params = dict(net.named_parameters())
+    v = dict(zip(params, along(list(params.values()), 2), strict=True))
+    with jp.perturb(params, dict(reversed(v.items()))) as jets:
+        hidden = net(x).tanh()
+        loss = hidden.square().sum()
+        inside = jets.quadratic(loss)
+        assert not torch._C.is_grad_enabled() and not loss.requires_grad
+    expected = double_backward(lambda: net(x).tanh().square().sum(), list(params.values()), list(v.values()))
+    assert_quadratic(inside, expected)
+    assert_quadratic(jets.quadratic(loss), expected)
+    assert jets.of(hidden).second.shape == (3, 4, 2)
+    assert torch.is_grad_enabled()
+
+
+def test_perturb_leaves_unused_alone_when_allowed() -> None:
+    x, y = randn(3), randn(3)
+    with jp.perturb([x, y], [randn(1, 3), randn(1, 3)], allow_unused=True) as jets:
+        loss = x.sum()
+    assert not jets.quadratic(loss).curvature.any()
+
+
+def test_perturb_updates_batch_norm_statistics_once_and_gives_buffers_no_tangents() -> None:
+    net, x = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5)).double(), randn(6, 4)
+    twin = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5)).double()
+    twin.load_state_dict(net.state_dict())
+    twin(x)
+    leaves = list(net.parameters())
+    with jp.perturb(leaves, along(leaves, 2)) as jets:
+        net(x).sum()
+    for ours, theirs in zip(net.buffers(), twin.buffers(), strict=True):
+        assert torch.equal(ours, theirs)
+    assert not jets.of(net[1].running_mean).tangent.any() and not jets.of(net[1].running_var).tangent.any()
+    net.eval()
+    assert_close(net(x), twin.eval()(x))
+
+
+def test_perturbed_values_can_be_read_as_numbers() -> None:
+    x = torch.tensor([2.0, -1.0], dtype=F64)
+
+    def program(x: Tensor) -> Tensor:
+        return x.square().sum() if x[0].item() > 1 and bool(x[1] < 0) and float(x[0]) == 2.0 else x.sum()
+
+    assert_close(jp.gradient(program, x), 2 * x)
+
+
+def test_blocks_that_end_out_of_order_are_refused_and_leave_nothing_behind() -> None:
+    x, y = randn(3), randn(3)
+    outer, inner = (jp.perturb([t], [randn(1, 3)], allow_unused=True) for t in (x, y))
+    outer.__enter__()
+    inner.__enter__()
+    with pytest.raises(RuntimeError, match=r"closed before one that was opened inside it; expected blocks to end in"):
+        outer.__exit__(None, None, None)
+    inner.__exit__(None, None, None)
+    outer.__exit__(None, None, None)
+    assert torch.is_grad_enabled()

@@ -1,0 +1,143 @@
+"""Forward gradients are unbiased, exactly: with every coordinate in turn as the tangent they equal backprop.
+
+The noise u is replaced by J = D rows sqrt(J) e_i, one for each entry i of each site, of which the mean of u u^T is the
+identity as it is in expectation for the real noise. Nothing is left to chance, so equality is to rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import jetplane as jp
+from exactness import (
+    CASES,
+    LABELS,
+    B,
+    Case,
+    check_exact,
+    normal,
+)
+
+# -- the programs -------------------------------------------------------------------------------------------------
+
+
+class Tied(nn.Module):
+    """A causal transformer whose output layer is its embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(7, 4), nn.Embedding(3, 4)
+        self.block = nn.TransformerEncoderLayer(4, 2, 6, dropout=0.1, batch_first=True, norm_first=True)
+        self.norm = nn.LayerNorm(4)
+
+    def forward(self, t: Tensor) -> Tensor:
+        h = self.tokens(t) + self.places(torch.arange(t.shape[1]))
+        mask = nn.Transformer.generate_square_subsequent_mask(t.shape[1], dtype=torch.float64)
+        return self.norm(self.block(h, src_mask=mask, is_causal=True)) @ self.tokens.weight.t()
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")  # of a checkpoint, rightly
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_estimate_with_all_coordinates_is_the_gradient(case: Case) -> None:
+    model = case.model().double()
+    sites = check_exact(model, lambda x, y: F.cross_entropy(model(x), y, reduction="none"), case.data(), LABELS)
+    assert any(site.coupled for site in sites) == case.coupled
+
+
+TOKENS = torch.randint(0, 7, (3, 4), generator=torch.Generator().manual_seed(1))
+
+
+def test_tied_causal_transformer_with_a_loss_for_each_token() -> None:
+    model = Tied().double()
+
+    def losses(t: Tensor) -> Tensor:  # (B, T)
+        return F.cross_entropy(model(t[:, :-1]).transpose(1, 2), t[:, 1:], reduction="none")
+
+    sites = check_exact(model, losses, TOKENS)
+    assert not any(site.coupled for site in sites)  # samples are told apart, although B = T = 3
+    # losses (B T,) of tokens that depend on each other are coupled
+    sites = check_exact(model, lambda t: losses(t).flatten(), TOKENS)
+    assert all(site.coupled for site in sites)
+
+
+LOSSES = [
+    lambda z, y: F.mse_loss(z, y, reduction="none"),
+    lambda z, y: F.huber_loss(z, y, reduction="none"),
+    lambda z, y: F.l1_loss(z, y, reduction="none").sum(1),
+    lambda z, y: F.binary_cross_entropy_with_logits(z, y, reduction="none").mean(1),
+    lambda z, y: F.binary_cross_entropy(z.sigmoid(), y, reduction="none"),
+    lambda z, y: F.cross_entropy(z, y.softmax(1), reduction="none"),
+    lambda z, y: F.cross_entropy(z, y.argmax(1), reduction="none", label_smoothing=0.1),
+    lambda z, y: F.nll_loss(z.log_softmax(1), y.argmax(1), reduction="none"),
+    lambda z, y: F.kl_div(z.log_softmax(1), y.softmax(1), reduction="none").sum(1),
+    lambda z, y: -z.softmax(1).gather(1, y.argmax(1, keepdim=True)).squeeze(1),
+    lambda z, y: z.logsumexp(1) - z[:, 0],
+]
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=range(len(LOSSES)))
+def test_losses_get_an_exact_derivative(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+    # one layer, and behind it the loss: no noise at all
+    model = nn.Linear(5, 4).double()
+    assert check_exact(model, lambda x, y: loss(model(x), y), normal(B, 5), torch.rand(B, 4, dtype=torch.float64)) == []
+
+
+def test_other_programs() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4)).double()
+    x = normal(B, 3)
+
+    def contrastive(x: Tensor) -> Tensor:
+        z = F.normalize(model(x), dim=1)
+        return F.cross_entropy(z @ z.T / 0.5, torch.arange(B).roll(1), reduction="none")
+
+    assert all(site.coupled for site in check_exact(model, contrastive, x))
+    decayed = check_exact(
+        model, lambda x: model(x).square().sum(1) + sum(p.square().sum() for p in model.parameters()), x
+    )
+    assert len(decayed) == 1
+    check_exact(model, lambda: model(x).square())  # data from outside, and losses (B, ...)
+    check_exact(model, lambda x: model(x.T.contiguous().T).square().sum(1)[:1], x)  # one sample's loss
+
+
+def test_derivatives_by_data_inside_the_program() -> None:
+    # the residual of a differential equation: jets inside, noise outside
+    net = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1, bias=False)).double()
+
+    def residual(x: Tensor) -> Tensor:
+        return (jp.laplacian(lambda x: net(x).squeeze(-1), x, batch_ndim=1) + 1).square()
+
+    check_exact(net, residual, normal(3, 2))
+
+
+def test_latent_variables_and_segmentation() -> None:
+    class Autoencoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.e, self.mean, self.spread, self.d = nn.Linear(3, 4), nn.Linear(4, 2), nn.Linear(4, 2), nn.Linear(2, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.e(x).tanh()
+            mean, spread = self.mean(h), self.spread(h)
+            z = mean + torch.randn_like(mean) * (spread / 2).exp()
+            return (self.d(z) - x).square().sum(1) - 0.5 * (1 + spread - mean**2 - spread.exp()).sum(1)
+
+    class Segmentation(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = nn.Conv2d(1, 2, 3, padding=1), nn.Conv2d(2, 2, 3, padding=1), nn.Conv2d(4, 2, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.a(x).relu()
+            up = F.interpolate(self.b(F.max_pool2d(h, 2)), scale_factor=2, mode="bilinear")
+            return self.c(torch.cat([h, up], 1))
+
+    model = Autoencoder().double()
+    check_exact(model, model, normal(B, 3))
+    net = Segmentation().double()
+    labels = torch.randint(0, 2, (2, 4, 4))
+    check_exact(net, lambda x, y: F.cross_entropy(net(x), y, reduction="none"), normal(2, 1, 4, 4), labels)

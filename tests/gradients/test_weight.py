@@ -1,0 +1,31 @@
+"""The estimator with tangents of the weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import jetplane as jp
+from classifiers import X, Y, backprop, classify, gradient
+from jetplane.directions import Gaussian, Plane
+
+
+def test_the_number_of_weight_tangents_has_to_be_said() -> None:
+    with pytest.raises(ValueError, match=r"^samples is None; expected a positive whole number\.$"):
+        jp.ForwardGradient([torch.ones(2, requires_grad=True)], None, estimator="weight")
+
+
+@pytest.mark.parametrize("chunk_size", [None, 2])
+def test_the_estimate_is_the_gradient_seen_along_the_directions(chunk_size: int | None) -> None:
+    """sum_j (v_j . g) v_j / J, with g by a backward pass and the v_j as they are drawn."""
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 3)).double()
+    x, leaves = X.double(), list(model.parameters())
+    wanted = backprop(model, classify(model), x, Y)
+    drawn = Gaussian(5).draw(Plane(7, 2, 0, [leaf.detach() for leaf in leaves], list))
+    rows = torch.cat([drawn.rows(n, leaf.detach(), 0, 5).flatten(1) for n, leaf in enumerate(leaves)], 1)
+    estimate = jp.ForwardGradient(leaves, 5, estimator="weight", seed=7, step=2, chunk_size=chunk_size)
+    with jp.forward_only():
+        loss = estimate(classify(model), x, Y)
+    torch.testing.assert_close(gradient(model), rows.T @ (rows @ wanted) / 5)
+    torch.testing.assert_close(loss, classify(model)(x, Y).mean().detach())

@@ -1,0 +1,180 @@
+"""Adam's scales along the axes in which a weight's gradient is not correlated."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from jetplane.optim import HorizonAdam
+from jetplane.optim.horizon import eigenbasis
+
+F64 = torch.float64
+ONE, YES = torch.ones((), dtype=F64), torch.tensor(True)
+
+
+def fresh(mean: Tensor) -> dict[str, Tensor]:
+    return {"exp_avg": mean, "exp_avg_sq": torch.zeros_like(mean), **eigenbasis.fresh(mean)}
+
+
+def seen(*shape: int, times: int = 3, turns: int = 1) -> tuple[dict[str, Tensor], list[Tensor]]:
+    """The state of a weight after some gradients, and these."""
+    state = fresh(torch.zeros(shape, dtype=F64))
+    grads = [torch.randn(shape, dtype=F64) for _ in range(times)]
+    for count, grad in enumerate(grads, 1):
+        eigenbasis.see(state, grad, ONE / count, YES)
+    for _ in range(turns):
+        eigenbasis.refresh(state)
+    return state, grads
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (5, 2, 3, 3)])
+def test_along_the_axes_the_entries_are_not_correlated(shape: tuple[int, ...]) -> None:
+    state, grads = seen(*shape, turns=2000)  # eigenvalues may be close
+    turned = torch.cat([eigenbasis.away(state, grad).flatten(1) for grad in grads])
+    products = turned.T @ turned
+    torch.testing.assert_close(products, products.diag().diag(), rtol=0, atol=1e-8)
+    torch.testing.assert_close(eigenbasis.back(state, eigenbasis.away(state, grads[0])), grads[0])
+    assert eigenbasis.away(state, grads[0]).shape == shape
+
+
+def test_the_mean_is_turned_to_new_axes() -> None:
+    state, grads = seen(6, 4)
+    state["exp_avg"].copy_(eigenbasis.away(state, grads[0]))
+    before = state["basis"].clone()
+    eigenbasis.see(state, torch.randn(6, 4, dtype=F64), ONE / 2, YES)
+    eigenbasis.refresh(state)
+    assert float((state["basis"] - before).abs().max()) > 0.1
+    torch.testing.assert_close(eigenbasis.back(state, state["exp_avg"]), grads[0])
+
+
+@pytest.mark.parametrize(
+    "leaf",
+    [*(torch.zeros(shape) for shape in [(5,), (5, 1), (5, 0), (2, 1025)]), torch.zeros(3, 3, dtype=torch.bfloat16)],
+    ids=["a vector", "one input", "none", "many inputs", "half precision"],
+)
+def test_other_parameters_keep_their_own_axes(leaf: Tensor) -> None:
+    state = eigenbasis.fresh(leaf)
+    eigenbasis.see(state, leaf, ONE, YES)
+    eigenbasis.refresh(state)
+    assert state == {} and eigenbasis.away(state, leaf) is leaf and eigenbasis.back(state, leaf) is leaf
+
+
+@pytest.mark.parametrize("grad, taken", [(torch.ones(4, 3), False), (torch.full((4, 3), 1e30), True)])
+def test_what_is_not_taken_or_too_large_to_square_is_not_seen(grad: Tensor, taken: bool) -> None:
+    state = eigenbasis.fresh(torch.zeros(4, 3))
+    eigenbasis.see(state, torch.randn(4, 3), ONE, YES)
+    before = state["moment"].clone()
+    eigenbasis.see(state, grad, ONE, torch.tensor(taken))
+    assert torch.equal(state["moment"], before)
+
+
+def turned(turn: Tensor, **options: Any) -> Tensor:
+    """The losses of a linear layer whose inputs, and whose axes at the start, are turned."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(64, 3, dtype=F64, generator=generator) * torch.tensor([3.0, 1.0, 0.2], dtype=F64)
+    y = torch.randn(64, 6, dtype=F64, generator=generator) + x @ torch.randn(3, 6, dtype=F64, generator=generator)
+    weight = torch.zeros(6, 3, dtype=F64, requires_grad=True)
+    opt = HorizonAdam([weight], samples=1, **options)
+    if "basis" in opt.state[weight]:
+        opt.state[weight]["basis"].copy_(turn.T)
+
+    def loss_fn(x: Tensor, y: Tensor) -> Tensor:
+        return F.mse_loss(F.linear(x, weight), y, reduction="none").sum(1)
+
+    return torch.stack([opt.step(loss_fn, x @ turn, y) for _ in range(40)])
+
+
+def test_the_path_depends_on_the_axes_of_the_inputs_by_the_start_alone() -> None:
+    turn = torch.linalg.qr(torch.randn(3, 3, dtype=F64, generator=torch.Generator().manual_seed(1)))[0]
+    plain, other = (turned(one) for one in (torch.eye(3, dtype=F64), turn))
+    torch.testing.assert_close(plain, other, rtol=1e-9, atol=0)
+    apart = [turned(one, rotate=False) for one in (torch.eye(3, dtype=F64), turn)]
+    assert float((apart[0] - apart[1]).abs().max()) > 1e-3
+
+
+def rank_deficient() -> tuple[nn.Module, Tensor]:
+    """Fewer outputs than inputs, which lie in a space of three dimensions."""
+    model = nn.Sequential(nn.Linear(12, 4), nn.Tanh(), nn.Linear(4, 3))
+    return model, torch.randn(32, 3, dtype=F64) @ torch.randn(3, 12, dtype=F64)
+
+
+def full() -> tuple[nn.Module, Tensor]:
+    return nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 3)), torch.randn(32, 8, dtype=F64)
+
+
+@pytest.mark.parametrize("make", [rank_deficient, full])
+def test_a_start_that_differs_in_one_rounding_stays_near(make: Callable[[], tuple[nn.Module, Tensor]]) -> None:
+    ends = []
+    for ulps in (0, 1):
+        torch.manual_seed(0)
+        model, x = make()
+        first = model.double()[0].weight.detach().view(-1)
+        if ulps:
+            first[3] = torch.nextafter(first[3], torch.tensor(torch.inf, dtype=F64))
+        opt, y = HorizonAdam(model.parameters(), samples=2), torch.arange(32) % 3
+        for _ in range(100):
+            opt.step(lambda x, y, model=model: F.cross_entropy(model(x), y, reduction="none"), x, y)
+        ends.append(torch.cat([param.detach().flatten() for param in model.parameters()]))
+    apart = float((ends[0] - ends[1]).abs().max())
+    assert 0 < apart < 1e-9
+
+
+def test_scales_stay_with_their_axes() -> None:
+    state = fresh(torch.zeros(2, 3, dtype=F64))
+    state["exp_avg_sq"].copy_(torch.tensor([1.0, 2.0, 3.0]).expand(2, 3))
+    state["moment"].copy_(torch.tensor([1.0, 3.0, 2.0], dtype=F64).diag())  # the axes are exact, in another order
+    eigenbasis.refresh(state)
+    assert torch.equal(state["basis"], torch.eye(3, dtype=F64)[:, [1, 2, 0]])
+    assert torch.equal(state["exp_avg_sq"], torch.tensor([2.0, 3.0, 1.0], dtype=F64).expand(2, 3))
+
+
+def trained(rotate: bool) -> tuple[nn.Module, HorizonAdam]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    opt = HorizonAdam(model.parameters(), rotate=rotate)
+    x, y = torch.randn(32, 4), torch.arange(32) % 3
+    for _ in range(6):
+        opt.step(lambda x, y: F.cross_entropy(model(x), y, reduction="none"), x, y)
+    return model, opt
+
+
+@pytest.mark.parametrize("rotate, has", [(True, "no axes"), (False, "axes")])
+def test_a_state_of_other_axes_is_refused_and_nothing_lost(rotate: bool, has: str) -> None:
+    (_, opt), (_, other) = trained(rotate), trained(not rotate)
+    before = copy.deepcopy(opt.state_dict())
+    message = (
+        f"the state has {has} for parameter 0 of shape (8, 4); expected one that HorizonAdam.state_dict gave, with "
+        f"rotate={rotate}."
+    )
+    with pytest.raises(ValueError, match=re.escape(message)):
+        opt.load_state_dict(other.state_dict())
+    torch.testing.assert_close(opt.state_dict(), before)
+
+
+def test_the_axes_are_found_at_the_first_step_and_when_they_are_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[int] = []
+    original = eigenbasis.refresh
+    monkeypatch.setattr(eigenbasis, "refresh", lambda state: (found.append(opt.calls), original(state)))
+    weight = torch.zeros(6, 3, dtype=F64, requires_grad=True)
+    opt = HorizonAdam([weight], samples=1, every=2)
+    x, y = torch.randn(8, 3, dtype=F64), torch.randn(8, 6, dtype=F64)
+    for _ in range(22):
+        opt.step(lambda x, y: F.mse_loss(F.linear(x, weight), y, reduction="none").sum(1), x, y)
+    assert found == [0, 2, 4, 6, 8, 10, 12, 14, 16, 20]
+
+
+@pytest.mark.parametrize("sizes", [(0.0, 0.0, 0.0, 0.0), (1e-6, 1.0, 1e6, 1.0), (1e-20, 1e-20, 1e18, 0.0)])
+def test_moments_of_any_size_leave_good_axes(sizes: tuple[float, ...]) -> None:
+    state = fresh(torch.randn(6, 4))
+    eigenbasis.see(state, torch.randn(6, 4) * torch.tensor(sizes), ONE, YES)
+    mean = state["exp_avg"].clone()
+    eigenbasis.refresh(state)
+    torch.testing.assert_close(state["basis"].T @ state["basis"], torch.eye(4))
+    torch.testing.assert_close(eigenbasis.back(state, state["exp_avg"]), mean)
