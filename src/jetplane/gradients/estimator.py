@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,20 +12,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..ad import _torch
+from ..ad.run.auxiliary import split_aux
 from ..ad.run.budget import parse_bytes
 from ..ad.run.replay import Replay
+from ..compiler.capture import Graph
+from ..compiler.several import alone, entries, stacked
+from ..directions.counter import signed
 from ..errors import CoupledSamples, UnsupportedProgram
+from .compiled_estimate import CompiledEstimate
 from .kept_by_parameters import KeptByParameters, Known
 from .noise.control_variate import ControlVariate
-from .noise.prediction import Prediction
-from .noise.readout import Readout
 from .noise.signs import Noise, Signs
 from .noise.statistics import Statistics
 from .passes.kept_plans import KeptPlans, Width
 from .passes.program_passes import Passes, capturing
+from .passes.two_passes import Estimate, looked_at, two_passes
 from .plan.noise_plan import Changed, NoisePlan, Site
 from .program.loss_program import LossProgram
 from .program.parameters import Parameters
+from .traced_estimate import Settings, TracedEstimate
 from .weight import weight_gradient
 
 __all__ = ["ForwardGradient", "forward_gradient"]
@@ -51,6 +57,9 @@ class ForwardGradient:
     a function of (seed, step). With ``capturable`` it is counted on the device, so that a CUDA graph of a call, which
     can be captured after a first call as it is, draws new numbers at each replay.
 
+    With ``compile`` both passes are one compiled graph for each program and form of the batch, on CUDA replayed:
+    docs/compiled.md. A program that cannot be captured is run as it is, with one warning.
+
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
         >>> x, y = torch.randn(16, 4), torch.arange(16) % 3
@@ -75,7 +84,8 @@ class ForwardGradient:
         batch_norm: str = "bounded",
         probe_every: int = 50,
         capturable: bool = False,
-        noise: Callable[[int, Any], Noise] = Signs,
+        compile: bool = False,
+        noise: Callable[[Any, Any], Noise] = Signs,
     ) -> None:
         _check_count("samples", samples, optional=estimator == "activation")
         _check_count("chunk_size", chunk_size, optional=True)
@@ -93,9 +103,13 @@ class ForwardGradient:
         self._parameters = Parameters(params)
         self._probe_every = probe_every
         self._noise = noise
+        if compile and estimator == "weight":
+            raise ValueError("estimator is 'weight' and compile True; expected 'activation' with compile=True.")
+        self.compile = compile
+        self._compiled: CompiledEstimate | None = None
         tensors, learns = self._parameters.tensors, control and estimator == "activation"
         first: int | Tensor = step
-        if capturable:
+        if capturable or compile:
             first = torch.full((), step, dtype=torch.int64, device=tensors[0].device)
         self._known = Known(KeptPlans(), ControlVariate(tensors) if learns else None, first)
 
@@ -116,7 +130,68 @@ class ForwardGradient:
 
     def __call__(self, loss_fn: Callable[..., Any], *batch: Any, has_aux: bool = False) -> Any:
         """Add the estimate of d mean(loss_fn(*batch)) to ``.grad``; the mean loss, with aux if there is one."""
-        return self._estimate(self._known, loss_fn, batch, has_aux)
+        if not self.compile:
+            return self._estimate(self._known, loss_fn, batch, has_aux)
+        found = self._several(loss_fn, alone(batch), 1, has_aux)
+        if found is None:
+            return self._estimate(self._known, loss_fn, batch, has_aux)
+        losses, aux = found
+        return (losses[0], _torch.pytree.tree_map_only(Tensor, lambda one: one[0], aux)) if has_aux else losses[0]
+
+    def steps(self, loss_fn: Callable[..., Any], *batches: Any, has_aux: bool = False) -> Any:
+        """Add an estimate for each entry of the first axis of the batches; the mean losses (n,), with aux.
+
+        With ``compile`` on CUDA they are replayed as one graph, without a word to the host between them.
+        """
+        count = entries(loss_fn, batches)
+        found = self._several(loss_fn, batches, count, has_aux) if self.compile else None
+        if found is None:
+            found = self._one_by_one(loss_fn, batches, count, has_aux)
+        return found if has_aux else found[0]
+
+    def _one_by_one(
+        self, loss_fn: Callable[..., Any], batches: tuple[Any, ...], count: int, has_aux: bool
+    ) -> tuple[Tensor, Any]:
+        parts = []
+        for number in range(count):
+            batch = [one[number] if isinstance(one, Tensor) else one for one in batches]
+            parts.append(split_aux(self._estimate(self._known, loss_fn, batch, has_aux), has_aux))
+        losses, aux = zip(*parts, strict=True)
+        return torch.stack(losses), _torch.pytree.tree_map(stacked, *aux) if has_aux else None
+
+    def _several(
+        self, loss_fn: Callable[..., Any], batches: tuple[Any, ...], count: int, has_aux: bool
+    ) -> tuple[Tensor, Any] | None:
+        """The same as compiled graphs; None where the program cannot be one."""
+        if self._compiled is None:
+            self._compiled = CompiledEstimate(self.traced, self._parameters.tensors)
+        return self._compiled(loss_fn, batches, count, self._words, has_aux)
+
+    def traced(self, graph: Graph, inputs: Sequence[Tensor]) -> TracedEstimate:
+        """The estimate over a captured program, as a function of tensors, to be compiled."""
+        control = self._known.control
+        settings = Settings(
+            self._plan,
+            None if control is None else control.learned,
+            lambda plan, held: (self._width.tangents(plan), self._width.of(plan, held)),
+            self.batch_norm == "exact",
+            self._probe_every,
+        )
+        return TracedEstimate(graph, inputs, self._parameters, settings, self._noise)
+
+    def _plan(self, passes: Passes) -> NoisePlan:
+        """That of a program, made anew, and checked."""
+        with _steady():
+            plan = KeptPlans().find(passes, self._width)
+        self._check(plan)
+        return plan
+
+    @property
+    def _words(self) -> list[Tensor]:
+        """Seed and step on the device."""
+        step = self._known.step
+        assert isinstance(step, Tensor)
+        return [torch.full((), signed(self.seed), dtype=torch.int64, device=step.device), step]
 
     def _estimate(self, known: Known, loss_fn: Callable[..., Any], batch: Any, has_aux: bool) -> Any:
         """The same with what is ``known`` from calls before, which learns from this one."""
@@ -160,7 +235,7 @@ class ForwardGradient:
 
     def __getstate__(self) -> dict[str, Any]:
         """For copy and pickle: all but the plans, which are made anew."""
-        return self.__dict__ | {"_known": replace(self._known, plans=KeptPlans())}
+        return self.__dict__ | {"_known": replace(self._known, plans=KeptPlans()), "_compiled": None}
 
     # -- passes -----------------------------------------------------------------------------------------------------
 
@@ -193,26 +268,15 @@ class ForwardGradient:
         self, plan: NoisePlan, passes: Passes, noise: Noise, control: ControlVariate | None
     ) -> tuple[Tensor, Any]:
         """Both passes. Raises Changed where the program is another one, before a gradient is touched."""
-        if not plan.sites:
-            return passes.collect(plan, noise, None, 1, lambda: self._check(plan))
+        one = self._estimate_by(plan, noise, control)
+        due = not (capturing() or plan.noisy) and plan.age % self._probe_every == 0
+        return two_passes(passes, one, partial(self._check, plan), partial(_warn_of_noise, plan) if due else None)
+
+    def _estimate_by(self, plan: NoisePlan, noise: Noise, control: ControlVariate | None) -> Estimate:
         count = self._width.tangents(plan)
-        readout, prediction = _looked_at(plan, control, count)
-        statistics = Statistics(plan, prediction, self.batch_norm == "exact") if plan.norms else None
-        chunk = self._width.of(plan, 0 if prediction is None else prediction.held)
-        parts = []
-        for start in range(0, count, chunk):
-            stop = min(start + chunk, count)
-            rows = partial(_drawn, noise, start, stop)
-            parts.append(passes.carry(plan, rows, stop - start, True, readout, prediction, statistics))
-        self._check(plan)
-        scalars = torch.cat(parts) / (count * plan.samples)
-        if prediction is not None:
-            prediction.begin()
-        if statistics is not None:
-            statistics.close(count)
-            if not (capturing() or plan.noisy) and plan.age % self._probe_every == 0:
-                _warn_of_noise(plan, statistics)
-        return passes.collect(plan, noise, scalars, chunk, prediction=prediction, statistics=statistics)
+        readout, prediction = looked_at(plan, None if control is None else control.learned, count)
+        chunk = self._width.of(plan, 0 if prediction is None else prediction.held) if plan.sites else 1
+        return Estimate(plan, noise, count, chunk, readout, prediction, self.batch_norm == "exact")
 
     def _check(self, plan: NoisePlan) -> None:
         """Raise what can be told only of a plan that the program has followed."""
@@ -238,14 +302,6 @@ class ForwardGradient:
             )
 
 
-def _looked_at(plan: NoisePlan, control: ControlVariate | None, count: int) -> tuple[Readout | None, Prediction | None]:
-    """What is seen of the loss's input, where that is of use, and predicted of its ``count`` tangents."""
-    readout = None if plan.tail is None else Readout(plan)
-    prediction = None if control is None else control.of(plan, readout, count)
-    useless = prediction is None and plan.tokens is None
-    return None if useless else readout, prediction
-
-
 def _warn_of_noise(plan: NoisePlan, statistics: Statistics) -> None:
     """Say once that there is hardly anything but noise in an estimate. Waits for the device."""
     share = float(statistics.share)
@@ -256,12 +312,8 @@ def _warn_of_noise(plan: NoisePlan, statistics: Statistics) -> None:
             f"of all later ones, have {share:.3g} times the power of all else; expected more samples in a batch, or "
             "batch_norm='bounded' for more than two norms.",
             UserWarning,
-            stacklevel=6,
+            stacklevel=7,
         )
-
-
-def _drawn(noise: Noise, start: int, stop: int, site: Site, like: Tensor) -> Tensor:
-    return noise.rows(site.number, start, stop, like)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from ..ad import _torch
+from ..ad.run.casting import casts_around, uncast
 from ..ad.run.passes import check_leaf
+from ..compiler.several import alone, entries, stacked
 from ..curvature import Curvature, find
 from ..directions import Family, Memory, Mixed
 from ..directions.earlier import adopted as adopted_family
@@ -19,7 +21,6 @@ from ..errors import OptimizationStalled
 from ..solvers import Solver, Status
 from ..solvers.adopted import adopted as adopted_solver
 from .acceptance import Acceptance, Choice, chosen
-from .casting import casts_around, uncast
 from .closures import Closures, as_closures
 from .fitting import Fitting
 from .moving import Moving, check_distinct, check_group, check_together, check_whole, labels, listed, moving_of
@@ -202,7 +203,7 @@ class HyperplaneSearch(torch.optim.Optimizer):
             return self._stay(closures, has_aux)
         if self.compile and len(closures) == 1:
             one = closure if callable(closure) else closure[0]
-            reports = self._compiled_steps(one, _one_step(batch), 1, moving, has_aux)
+            reports = self._compiled_steps(one, alone(batch), 1, moving, has_aux)
             if reports is not None:
                 return reports.loss[0]
             self._fetch()
@@ -221,7 +222,7 @@ class HyperplaneSearch(torch.optim.Optimizer):
         The same as as many calls of :meth:`step`. With ``compile`` on CUDA the host only launches them, and waits for
         nothing.
         """
-        count = _count_steps(closure, batches)
+        count = entries(closure, batches)
         moving = self._checked()
         if self.compile and moving.tensors:
             reports = self._compiled_steps(closure, batches, count, moving, has_aux)
@@ -232,7 +233,7 @@ class HyperplaneSearch(torch.optim.Optimizer):
         for number in range(count):
             self.step(closure, *(batch[number] for batch in batches), has_aux=has_aux)
             taken.append(self.report)
-        aux = _torch.pytree.tree_map(_stacked, *(one.aux for one in taken)) if has_aux else None
+        aux = _torch.pytree.tree_map(stacked, *(one.aux for one in taken)) if has_aux else None
         return Reports.of(taken, aux)
 
     def _stay(self, closures: list[Callable[[], Any]], has_aux: bool) -> Tensor:
@@ -363,26 +364,3 @@ def _check_options(
         check_whole("chunk_size", chunk_size, 1)
         if memory is not None:
             raise ValueError(f"chunk_size is {chunk_size} and memory is {memory!r}; expected one of them.")
-
-
-def _count_steps(closure: Any, batches: Sequence[Any]) -> int:
-    """How many steps the batches are for."""
-    if not callable(closure):
-        raise TypeError(f"steps got {type(closure).__name__}; expected a function of a batch that returns the loss.")
-    counts = {batch.shape[0] if isinstance(batch, Tensor) and batch.ndim else None for batch in batches}
-    if len(counts) != 1 or None in counts:
-        shapes = [tuple(b.shape) if isinstance(b, Tensor) else type(b).__name__ for b in batches]
-        raise ValueError(f"the batches are {shapes}; expected tensors with a first axis of one length, the steps.")
-    (count,) = counts
-    if not count:
-        raise ValueError("the batches have no entries; expected at least one step.")
-    return int(count)
-
-
-def _one_step(batch: Sequence[Any]) -> tuple[Any, ...]:
-    """A batch as the only one of several steps."""
-    return tuple(part.unsqueeze(0) if isinstance(part, Tensor) else part for part in batch)
-
-
-def _stacked(*values: Any) -> Any:
-    return torch.stack(values) if isinstance(values[0], Tensor) else list(values)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from jetplane import ForwardGradient
 from jetplane.optim import HorizonAdam
-from jetplane.optim.replayed import Replayed, repeated
+from jetplane.compiler.replayed import Replayed, repeated
 from jetplane.solvers import Status
 
 __all__ = ["ForwardReport", "Horizon", "OnForwardGradients"]

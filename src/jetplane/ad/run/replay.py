@@ -26,6 +26,8 @@ class Replay:
     After the last call, buffers and random state are as after a single run.
     """
 
+    watches = False  # a run that nothing comes after need not be told to it
+
     def __init__(self, devices: Iterable[torch.device] = ()) -> None:
         self._cuda = sorted({d.index or 0 for d in devices if d.type == "cuda"})
         self._random: _Random | None = None
@@ -65,6 +67,10 @@ class Replay:
     def wrote(self) -> bool:
         """Whether a run has written to memory from outside the program."""
         return bool(self._writes._saved)
+
+    def wrote_to(self, tensor: Tensor) -> bool:
+        """Whether a run has written to the memory of a tensor from outside the program."""
+        return tensor.untyped_storage() in self._writes._saved
 
     @contextlib.contextmanager
     def unwatched(self) -> Iterator[None]:

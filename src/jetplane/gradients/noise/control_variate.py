@@ -17,7 +17,6 @@ from torch import Tensor
 
 from ..plan.noise_plan import NoisePlan, Site
 from .learned import Form, Learned
-from .prediction import Prediction
 from .readout import Readout
 
 __all__ = ["ControlVariate"]
@@ -38,17 +37,13 @@ class ControlVariate:
         self._learned: dict[str, Learned | None] = {}  # by program; None: too large, or there is no way
         self._loaded: dict[str, dict[str, Tensor]] = {}  # of programs that were not called since
 
-    def of(self, plan: NoisePlan, readout: Readout | None, samples: int) -> Prediction | None:
-        """For one call with J = ``samples`` tangents; None where nothing is predicted."""
+    def learned(self, plan: NoisePlan, readout: Readout | None) -> Learned | None:
+        """What was learned of a program; None where nothing is predicted."""
         if plan.name not in self._learned:
             new = self._new(plan, readout)
             self._take(plan.name, new)
             self._learned[plan.name] = new
-        learned = self._learned[plan.name]
-        if learned is None or readout is None:
-            return None
-        prediction = Prediction(plan, readout, learned, samples)
-        return prediction if prediction.sites else None
+        return self._learned[plan.name]
 
     def reset(self) -> None:
         """Forget what was learned."""

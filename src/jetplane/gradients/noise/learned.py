@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -74,6 +74,14 @@ class Learned:
         for name, tensors in zip(_NAMES, (self.jacobians, self.activity, self.unexplained), strict=True):
             named |= {f"{name}.{number}": tensor for number, tensor in tensors.items()}
         return named
+
+    def twin(self, tensors: Sequence[Tensor]) -> Learned:
+        """The same with other tensors, in the order of :meth:`tensors`."""
+        held = dict(zip(self.tensors(), tensors, strict=True))
+        other = Learned(self.forms, self.devices, self.dtype, held["calls"])
+        for name, found in zip(_NAMES, (other.jacobians, other.activity, other.unexplained), strict=True):
+            found |= {number: held[f"{name}.{number}"] for number in self.jacobians}
+        return other
 
     def load(self, name: str, given: Mapping[str, Tensor]) -> None:
         """Take over what another one has learned of the program."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ...ad.algebra.jet import PairSet
 from ...ad.run.replay import Replay
+from ...ad.run.replay_traced import ReplayTraced
 from ...errors import UnsupportedProgram
 from ..noise.prediction import Prediction
 from ..noise.readout import Readout
@@ -38,7 +39,7 @@ class Passes:
 
     parameters: Parameters
     program: LossProgram
-    replay: Replay
+    replay: Replay | ReplayTraced
 
     def record(self) -> NoisePlan:
         """The plan of what the program does, with layouts still to be found."""
@@ -123,7 +124,7 @@ class Passes:
 
     def _run(self, phase: Phase, k: int, watched: bool = True, probing: bool = False) -> tuple[Tensor, WatchMode, Any]:
         mode = WatchMode(PairSet.none(k), self.parameters, phase, probing)
-        if watched:
+        if watched or self.replay.watches:
             losses, aux = self.replay.run(partial(self.program.under, mode))
         else:  # faster: every operation would be looked at
             self.replay.rewind()

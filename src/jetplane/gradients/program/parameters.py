@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -22,6 +23,13 @@ class Parameters:
     def __init__(self, params: Iterable[Any] | Mapping[str, Tensor]) -> None:
         self.names, self.tensors = _named(params)
         self.places: dict[Any, list[int]] = {}  # by storage
+
+    def at(self, tensors: list[Tensor]) -> Parameters:
+        """The same ones in other tensors: those of a captured program, or of its trace."""
+        other = copy.copy(self)
+        other.tensors = tensors
+        other.refresh()
+        return other
 
     def __getstate__(self) -> dict[str, Any]:
         """For copy and pickle: where memory is, is found again."""

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from ...ad import _torch
 from ...ad.run.auxiliary import split_aux
+from ...ad.run.casting import casts_around, uncast
 from ...gradients import ForwardGradient
 from ...solvers import Status
-from ..casting import casts_around, uncast
 from ..moving import listed, number_of
 from . import eigenbasis
 from .forgetting import Forgetting

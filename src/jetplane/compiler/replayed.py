@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from ..ad import _torch
-from ..compiler.capture import Run
-from ..compiler.cuda_graphs import WARM_UPS, Pool, Recording
+from .capture import Compiled, Run
+from .cuda_graphs import WARM_UPS, Pool, Recording
 
-__all__ = ["Replayed", "repeated"]
+__all__ = ["Many", "Replayed", "many_times", "repeated"]
 
 log = logging.getLogger("jetplane")
+
+Many = Callable[[Sequence[Tensor], "Batches", int], list[Tensor]]  # inputs, batches, and how many calls
 
 Batches = dict[int, Tensor]  # by place among the inputs: (n, ...), one entry for each of n steps
 
@@ -32,6 +35,11 @@ def repeated(run: Run, inputs: Sequence[Tensor], batches: Batches, count: int) -
     if count == 1:
         return [one.unsqueeze(0) for one in outputs[0]]
     return [torch.stack(list(each)) for each in zip(*outputs, strict=True)]
+
+
+def many_times(run: Compiled, inputs: Sequence[Tensor]) -> Many:
+    """``run``, as often as there are entries of batches: on CUDA as graphs."""
+    return Replayed(run, run.written) if inputs[0].is_cuda else partial(repeated, run)
 
 
 class Replayed:
