@@ -105,6 +105,7 @@ def test_every_field_is_part_of_the_identity() -> None:
     others |= {"dataset": "digits", "tf32": True, "momentum": 0.5, "weight_decay": 0.1, "divergence": None}
     own_method = {"k": "fgd", "compile": "fgd", "eps": "adam", "clip": "fgd", "solver": "fomoh", "start": "fomoh"}
     own_method["samples"] = "horizon"
+    others["samples"] = 6
     for field in dataclasses.fields(Config):
         base = config.replace(method=own_method[field.name]) if field.name in own_method else config
         value: Any = others.get(field.name)

@@ -58,7 +58,7 @@ OPTIMIZERS: dict[str, Callable[[Sequence[Tensor]], Any]] = {
     "GaussNewtonSearch": lambda params: GaussNewtonSearch(params, k=4),
     "remembering": _remembering,
     "grown": _grown,
-    "HorizonAdam": lambda params: HorizonAdam(params, 2),
+    "HorizonAdam": lambda params: HorizonAdam(params, samples=2),
     "ForwardGradient": Estimated,
 }
 
@@ -117,7 +117,7 @@ def test_a_state_of_0_1_0_goes_on_with_the_axes_of_today() -> None:
     with torch.no_grad():
         for param, before in zip(model.parameters(), kept["before"], strict=True):
             param.copy_(before)
-    opt = HorizonAdam(model.parameters(), 2)
+    opt = HorizonAdam(model.parameters(), samples=2)
     opt.load_state_dict(kept["state"])
     found = [float(opt.step(losses, *batch)) for _ in range(200)]
     assert found[-1] < 0.5 * found[0]

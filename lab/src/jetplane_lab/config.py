@@ -57,8 +57,10 @@ _OWN: dict[str, tuple[dict[str, Any], Any]] = {
     "lr": ({"forward-adam": 2e-3, "horizon": 1.0, "gauss-newton": 1.0}, 0.1),
 }
 _NONE: Any = None
+_MOST_TANGENTS = 32  # that the library takes where nothing is said
+_SAMPLES_BEFORE = 4  # what runs were recorded with whose method has none
 _LATER = {
-    "samples": 4,
+    "samples": _SAMPLES_BEFORE,
     "average": 0.0,
     "penalty": 0.0,
 }  # fields that came later: at these values a run is the one that it was without them
@@ -98,7 +100,7 @@ class Config:
     solver: str | None = None  # one of SOLVERS: of FoMoH, FoMoH-BP (absolute-curvature), FoMoH-KD (jittered-inverse)
     start: float | None = None  # damping, radius or sigma with which an adaptive solver begins (1)
     divergence: float | None = 10.0  # end at so many times the first loss, for three epochs; None: where not finite
-    samples: int = 4  # tangents J of each activation: of the methods on forward gradients
+    samples: int | None = None  # tangents J of each activation, of forward gradients; None: the library's 8 to 32
     penalty: float = 0.0  # p of p / 2 |w|^2 in the loss, without biases; running training values have it, too
     average: float = 0.0  # judge by the mean of the parameters, with weights like step^(average - 1); 0: by the last
 
@@ -106,6 +108,8 @@ class Config:
         for name in _OWN:
             if getattr(self, name) is None:
                 object.__setattr__(self, name, _own(name, self.method))
+        if self.method not in FORWARD_GRADIENT and self.samples == _SAMPLES_BEFORE:
+            object.__setattr__(self, "samples", None)
         for field in dataclasses.fields(self):
             _check_type(field.name, getattr(self, field.name), str(field.type))
         models.find(self.model)
@@ -138,8 +142,8 @@ class Config:
 
     @property
     def tangents(self) -> int:
-        """How many tangents a value carries in a step."""
-        return self.samples if self.method in FORWARD_GRADIENT else self.k
+        """How many tangents a value carries in a step, at most."""
+        return (self.samples or _MOST_TANGENTS) if self.method in FORWARD_GRADIENT else self.k
 
     def replace(self, **changes: Any) -> Self:
         """The same with other values."""
@@ -179,7 +183,10 @@ class Config:
 
     def digest(self) -> str:
         """SHA-256 of the fields; a run that was begun before there was a field can be gone on with."""
-        fields = {name: value for name, value in self.to_dict().items() if (name, value) not in _LATER.items()}
+        fields = self.to_dict()
+        if self.method not in FORWARD_GRADIENT:
+            fields["samples"] = _SAMPLES_BEFORE
+        fields = {name: value for name, value in fields.items() if (name, value) not in _LATER.items()}
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
     def difference(self, other: Config) -> str | None:
@@ -240,7 +247,9 @@ def _check_type(name: str, value: object, annotation: str) -> None:
         raise ValueError(f"{name} is {value!r}; expected {wanted[kind]}.")
 
 
-def _check_whole(name: str, value: int, least: int, most: int | None) -> None:
+def _check_whole(name: str, value: int | None, least: int, most: int | None) -> None:
+    if value is None:
+        return
     if value < least or (most is not None and value > most):
         upper = "" if most is None else f" to {most}"
         raise ValueError(f"{name} is {value}; expected a whole number from {least}{upper}.")

@@ -44,14 +44,17 @@ Params = Iterable[Any] | Mapping[str, Tensor]
 class ForwardGradient:
     """Estimates the gradient of a mean of per-sample losses by forward passes alone, and adds it to ``.grad``.
 
-    Each layer's output gets J random tangents ``u`` for every sample. A first forward pass carries them to the losses,
-    s_jb = sum over layers of u_jb . d loss_b; a second one draws the same numbers again and multiplies each layer's
-    own input with mean_j s_jb u_jb, which is d loss_b at its output in the mean over the draws. The layers behind which
-    is only the loss get their exact derivative. With ``control``, what the tangents do to the loss's input is learned
-    and predicted, and only the rest of it is noise: exactly as unbiased, and less noisy by the call.
+    Each layer's output gets J = ``samples`` random tangents ``u`` for every sample. A first forward pass carries them
+    to the losses, s_jb = sum over layers of u_jb . d loss_b; a second one draws the same numbers again and multiplies
+    each layer's own input with mean_j s_jb u_jb, which is d loss_b at its output in the mean over the draws. The layers
+    behind which is only the loss get their exact derivative. With ``control``, what the tangents do to the loss's input
+    is learned and predicted, and only the rest of it is noise: exactly as unbiased, and less noisy by the call.
 
     Through more than two batch norms in training, what their statistics add is bounded beside the rest, so that noise
     does not grow with depth; what is beyond the bound is left out. ``batch_norm="exact"`` leaves nothing out.
+
+    By default J is found for each program, from 8 to 32, the more the smaller the batch is beside the numbers of a
+    sample that get noise (8 where the weights themselves are perturbed, with ``estimator="weight"``).
 
     What was found out about a program is kept for its next call. ``step`` is the number of the next call, and the noise
     a function of (seed, step). With ``capturable`` it is counted on the device, so that a CUDA graph of a call, which
@@ -71,7 +74,7 @@ class ForwardGradient:
     def __init__(
         self,
         params: Params,
-        samples: int | None = 1,
+        samples: int | None = None,
         *,
         estimator: str = "activation",
         seed: int = 0,
@@ -87,7 +90,7 @@ class ForwardGradient:
         compile: bool = False,
         noise: Callable[[Any, Any], Noise] = Signs,
     ) -> None:
-        _check_count("samples", samples, optional=estimator == "activation")
+        _check_count("samples", samples, optional=True)
         _check_count("chunk_size", chunk_size, optional=True)
         _check_count("probe_every", probe_every)
         _check_word("seed", seed, 64)
@@ -355,7 +358,7 @@ def forward_gradient(
     loss_fn: Callable[..., Any],
     params: Params,
     *batch: Any,
-    samples: int = 1,
+    samples: int | None = None,
     estimator: str = "activation",
     seed: int = 0,
     step: int | None = None,
@@ -375,10 +378,11 @@ def forward_gradient(
     result is (mean, aux).
 
     ``estimator`` is "activation", tangents of each layer's output, or "weight", tangents of the weights. ``samples``
-    tangents are carried ``chunk_size`` at a time, or as many as fit into ``memory``. Where the samples of a batch
-    interact, the sum of all losses multiplies a tangent, or ``coupled="raise"`` raises. With ``control`` a call also
-    learns from those before it; without it, the result depends on (seed, step) alone. ``batch_norm="exact"`` is
-    unbiased through any number of batch norms, and with more than a few of them mostly noise.
+    tangents, by default 8 to 32 as :class:`ForwardGradient` has them, are carried ``chunk_size`` at a time, or as many
+    as fit into ``memory``. Where the samples of a batch interact, the sum of all losses multiplies a tangent, or
+    ``coupled="raise"`` raises. With ``control`` a call also learns from those before it; without it, the result depends
+    on (seed, step) alone. ``batch_norm="exact"`` is unbiased through any number of batch norms, and with more than a
+    few of them mostly noise.
 
     Example:
         >>> w = torch.ones(3, requires_grad=True)

@@ -17,6 +17,7 @@ from ..ad.run.perturb import perturb
 from ..ad.run.replay import Replay
 from ..directions import Gaussian, Plane
 from .passes.kept_plans import Width
+from .plan.noise_plan import FEWEST
 from .program.loss_program import LossProgram
 from .program.parameters import Parameters, accumulate
 
@@ -46,8 +47,7 @@ def weight_gradient(
 
     g is the gradient of the mean loss, v_j . g its slope: J tangents carried by forward passes, some at a time.
     """
-    samples = width.samples
-    assert samples is not None
+    samples = width.samples or FEWEST  # there are no activations that could say how many
     leaves = [leaf.detach() for leaf in parameters.tensors]
     drawn = Gaussian(samples).draw(Plane(seed, step, 0, leaves, list))
     devices = [leaf.device for leaf in leaves]

@@ -65,7 +65,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         "--samples",
         type=int,
         metavar="J",
-        help="tangents of each activation, of forward-adam, forward-sgd, horizon (4)",
+        help="tangents of each activation, of forward-adam, forward-sgd, horizon (8 to 32, by program and batch)",
     )
     add(
         "--average",

@@ -219,7 +219,7 @@ def method_label(config: Config) -> str:
     if config.method == "gauss-newton" or (config.method == "fgd" and config.k > 1):
         name += f" (K = {config.k})"
     if config.method in FORWARD_GRADIENT:
-        name += f" (J = {config.samples})"
+        name += f" (J = {config.samples or '8 to 32'})"
     return name + (" (LR-Sch.)" if config.schedule != "none" else "") + (", averaged" if config.average else "")
 
 
@@ -233,7 +233,7 @@ def slug(config: Config) -> str:
     if preset is not None:
         return preset.name
     size = f"-{config.k}d" if config.method in ("fomoh-kd", "gauss-newton") else ""
-    size += f"-j{config.samples}" if config.method in FORWARD_GRADIENT else ""
+    size += f"-j{config.samples or 'own'}" if config.method in FORWARD_GRADIENT else ""
     return f"{config.model}-{config.method}{size}-{config.dataset}"
 
 
@@ -270,7 +270,7 @@ def _repeated(config: Config, presets: Iterable[Preset]) -> Preset | None:
 def _order(group: Group) -> tuple[object, ...]:
     methods = ["fgd", "fomoh", "fomoh-kd", *_BEYOND, "fomoh-bp", "backprop", "sgd", "adam"]
     config = group.config
-    size = methods.index(config.method), config.k, config.samples
+    size = methods.index(config.method), config.k, config.samples or 0
     return (*size, group.scheduled, not group.paper, config.lr, config.batch_size)
 
 

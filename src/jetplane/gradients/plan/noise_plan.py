@@ -17,7 +17,7 @@ from .own_weights import OwnWeights
 
 __all__ = ["Changed", "LayerGroup", "Link", "Node", "NoisePlan", "Site", "Spread", "Tail", "Tokens", "signature"]
 
-_STEP, _MOST = 8, 32  # tangents of a sample: a multiple of the first, up to the second
+FEWEST, MOST = 8, 32  # tangents J of a sample where none are asked for: a multiple of the first, up to the second
 
 
 class Changed(Exception):
@@ -154,7 +154,7 @@ class NoisePlan:
         The bounds are those of what was tried: docs/forward-only.md.
         """
         numbers = sum(site.numbers for site in self.sites) / self.samples
-        return min(max(_STEP * math.ceil(numbers / self.samples / _STEP), _STEP), _MOST)
+        return min(max(FEWEST * math.ceil(numbers / self.samples / FEWEST), FEWEST), MOST)
 
     def is_of(self, other: NoisePlan) -> bool:
         """Whether another plan is of the same program."""

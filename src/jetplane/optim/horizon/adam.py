@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import operator
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,7 +19,9 @@ from ...gradients import ForwardGradient
 from ...solvers import Status
 from ..moving import listed, number_of
 from . import eigenbasis
+from .calls import Call, calls_of, cast, losses_of
 from .forgetting import Forgetting
+from .low_lr import LowLr, refuse_positional
 from .path import Along, Path
 
 __all__ = ["HorizonAdam", "HorizonReport"]
@@ -32,8 +35,9 @@ _THROWN = 0.1  # of the first loss: so much above the loss at the trailing mean 
 _COUNT, _RATE, _LEAD, _FIRST, _TREND = range(5)
 _PATH = ("count", "rate", "lead", "first", "trend")
 _OWN = (
-    *("every", "power", "betas", "eps", "forget", "rotate", "estimate"),
+    *("every", "power", "clip", "eps", "forget", "rotate", "estimate"),
     *("_leaves", "_path", "_forgetting", "_calls", "_numbers", "_evaluating"),
+    *("_options", "_begun", "_new", "_low_lr"),
 )
 
 
@@ -80,8 +84,11 @@ class HorizonAdam(torch.optim.Optimizer):
     pulled to zero as far as the path is noise (lead -1/2), the loss has not fallen yet and does not want them longer:
     :class:`~jetplane.optim.horizon.forgetting.Forgetting`. ``forget`` multiplies that pull; 0 turns it off.
 
-    ``lr`` multiplies the rate and the pull (for schedulers), ``every`` is the number of steps between two measurements,
-    and ``weight_decay`` is decoupled. A step whose loss or gradient is not finite leaves everything as it is.
+    ``lr`` multiplies the rate and the pull, and is there for schedulers: it is no rate, so one below 0.05 warns, once.
+    ``rate=1e-3`` fixes the rate in place of finding it, also of a single group. ``clip`` bounds the norm of the
+    gradient, as ``torch.nn.utils.clip_grad_norm_`` does, or is a function that changes the ``.grad`` of the parameters
+    that it is given. ``every`` is the number of steps between two measurements, and ``weight_decay`` is decoupled. A
+    step whose loss or gradient is not finite leaves everything as it is.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
@@ -95,15 +102,22 @@ class HorizonAdam(torch.optim.Optimizer):
         ...     loss = loss_fn(x, y).mean()
     """
 
+    estimate: ForwardGradient  # these four are made anew where parameters come later
+    _numbers: Tensor
+    _path: Path
+    _forgetting: Forgetting
+
     def __init__(
         self,
         params: Iterable[Any],
+        *misplaced: Any,
         samples: int | None = None,
-        *,
         lr: float = 1.0,
+        rate: float | None = None,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.0,
+        clip: float | Callable[[list[Tensor]], Any] | None = None,
         every: int = 4,
         power: float = 8.0,
         forget: float = 2.0,
@@ -112,31 +126,29 @@ class HorizonAdam(torch.optim.Optimizer):
         capturable: bool = False,
         **options: Any,
     ) -> None:
-        _check("lr", lr)
-        _check("betas[0]", betas[0], below=1.0)
-        _check("betas[1]", betas[1], below=1.0)
-        for name, value in (("eps", eps), ("weight_decay", weight_decay), ("power", power), ("forget", forget)):
+        refuse_positional(misplaced)
+        for name, value in (("eps", eps), ("power", power), ("forget", forget)):
             _check(name, value)
+        if not (clip is None or callable(clip) or number_of("clip", clip) > 0):
+            raise ValueError(f"clip is {clip!r}; expected a positive norm, a function of the parameters, or None.")
         if not isinstance(every, int) or isinstance(every, bool) or every < 1:
             raise ValueError(f"every is {every!r}; expected a positive whole number of steps.")
-        self.every, self.power, self.betas, self.eps = every, power, betas, eps
+        self.every, self.power, self.clip, self.eps = every, power, clip, eps
         self.forget, self.rotate = forget, rotate
-        super().__init__(listed(params), {"lr": lr, "weight_decay": weight_decay})
+        # betas lie in the groups, where torch's schedulers look for them
+        super().__init__(listed(params), {"lr": lr, "rate": rate, "betas": betas, "weight_decay": weight_decay})
         for group in self.param_groups:
-            _check("lr", group["lr"])
-            _check("weight_decay", group["weight_decay"])
-        self._leaves = [leaf for group in self.param_groups for leaf in group["params"] if leaf.requires_grad]
-        if not self._leaves:
-            raise ValueError("no parameter requires grad; expected at least one that can move.")
-        self.estimate = ForwardGradient(self._leaves, samples, seed=seed, capturable=capturable, **options)
-        self._path = Path(self._leaves)
-        self._forgetting = Forgetting(self._leaves)
+            _check_group(group)
+        self._low_lr = LowLr()
+        self._low_lr.given(self.param_groups)
         self._calls = 0
-        self._numbers = torch.zeros(len(_PATH), dtype=torch.float64, device=self._leaves[0].device)
         self._report: HorizonReport | None = None
         self._evaluating = False
-        for leaf in self._leaves:
-            self.state[leaf] = _fresh(leaf, rotate)
+        self._options = {"samples": samples, "seed": seed, "capturable": capturable, **options}
+        self._leaves: list[Tensor] = []
+        self._begun: list[int] = []  # for each leaf, the number of steps that were taken without it
+        self._new: list[Tensor] = []  # leaves that the next step is the first for
+        self._adopt()
 
     # -- the surface ------------------------------------------------------------------------------------------------
 
@@ -171,30 +183,76 @@ class HorizonAdam(torch.optim.Optimizer):
                 eigenbasis.refresh(self.state[leaf])
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Groups are given to the constructor: the average and the path are those of all parameters."""
-        if hasattr(self, "estimate"):
-            raise RuntimeError("the parameters of HorizonAdam are fixed; expected all groups in the constructor.")
+        """Add a group with options of its own (lr, rate, betas, weight_decay): its parameters move from now on.
+
+        The control variate learns anew, for it is one of all parameters.
+        """
+        before = len(self.param_groups)
         super().add_param_group(param_group)
+        if not hasattr(self, "estimate"):
+            return  # the constructor looks at all of them
+        group = self.param_groups[-1]
+        try:
+            _check_group(group)
+        except Exception:
+            del self.param_groups[before:]
+            raise
+        self._low_lr.given([group])
+        self._adopt()
+
+    def _adopt(self) -> None:
+        """Take up the parameters that require grad by now, and leave alone those that no longer do."""
+        leaves = [leaf for group in self.param_groups for leaf in group["params"] if leaf.requires_grad]
+        if not leaves:
+            raise ValueError("no parameter requires grad; expected at least one that can move.")
+        if len(leaves) == len(self._leaves) and all(map(operator.is_, leaves, self._leaves)):
+            return
+        if not self._leaves:
+            self._numbers = torch.zeros(len(_PATH), dtype=torch.float64, device=leaves[0].device)
+        forgetting, taken = Forgetting(leaves), int(self._numbers[_COUNT])
+        if self._leaves:
+            forgetting.take_over(self._forgetting, self._leaves, leaves)
+        begun = {id(leaf): number for leaf, number in zip(self._leaves, self._begun, strict=True)}
+        for leaf in self._leaves:
+            if not leaf.requires_grad:  # should it move again, it begins anew
+                del self.state[leaf], begun[id(leaf)]
+        for leaf in leaves:
+            if leaf not in self.state:
+                self.state[leaf] = _fresh(leaf, self.rotate)
+                self._new.append(leaf)
+        step = self.estimate.step if self._leaves else self._options.get("step", 0)
+        self.estimate = ForwardGradient(leaves, **self._options | {"step": step})
+        self._begun = [begun.get(id(leaf), taken) for leaf in leaves]
+        self._leaves, self._path, self._forgetting = leaves, Path(leaves), forgetting
 
     @_torch.apart_from_graphs
     @torch.no_grad()
     def step(self, closure: Any = None, *batch: Any, has_aux: bool = False) -> Tensor:  # type: ignore[override]
-        """Take one step, and return the mean loss before it."""
-        self._check_ready(closure)
+        """Take one step, and return the mean loss before it.
+
+        ``closure`` is a function of ``batch`` that returns the losses of its samples (B,), or a list of closures, one
+        for each part of a batch, whose mean losses are averaged. With ``has_aux`` each returns a pair (losses, aux),
+        and ``report.aux`` is what came with the losses; a list of it where there is a list of closures.
+        """
+        calls = calls_of(closure, batch)
+        self._check_ready()
+        self._adopt()
+        self._low_lr.see(self.param_groups)
         self.zero_grad(set_to_none=False)
         casts = casts_around(self._numbers.device)
         with uncast(casts):
-            return self._step(casts.around(closure), batch, has_aux)
+            return self._step(cast(calls, casts), has_aux)
 
-    def _step(self, closure: Callable[..., Any], batch: tuple[Any, ...], has_aux: bool) -> Tensor:
+    def _step(self, calls: list[Call], has_aux: bool) -> Tensor:
         capturing = self._numbers.is_cuda and torch.cuda.is_current_stream_capturing()
-        losses = partial(_losses, closure, batch, has_aux)
+        losses = partial(losses_of, calls, has_aux)
         if not capturing:
             self.refresh()
         seen = self._look_back(losses, capturing) if self.measures else None
         if seen is not None:
             self._retreat(seen)
-        loss, aux = split_aux(self.estimate(closure, *batch, has_aux=has_aux), has_aux)
+        loss, aux = self._estimated(calls, has_aux)
+        self._clip()
         grads = self._grads()
         taken = torch.isfinite(loss) & torch.stack([torch.isfinite(grad).all() for grad in grads]).all()
         self._numbers[_COUNT] += taken
@@ -202,11 +260,13 @@ class HorizonAdam(torch.optim.Optimizer):
             self._forgetting.see(self._leaves, grads, self._horizon(), taken)
         directions = self._directions(grads, taken)
         if self._calls == 0:
-            self._numbers[_RATE] = self._first_rate(losses, directions, capturing)
+            fixed = self._fixed
+            self._numbers[_RATE] = self._first_rate(losses, directions, capturing) if fixed is None else fixed
             self._numbers[_FIRST] = loss
         elif seen is not None:
             self._follow(seen)
         self._move(directions, loss, taken)
+        self._new.clear()
         self._calls += 1
         _, rate, led, *_ = self._numbers.unbind()
         self._report = HorizonReport(loss, rate.clone(), led.clone(), taken, aux)
@@ -239,7 +299,7 @@ class HorizonAdam(torch.optim.Optimizer):
         """torch's, with the numbers of the path and the state of the estimate."""
         numbers = dict(zip(_PATH, self._numbers.tolist(), strict=True))
         slopes = self._forgetting.slopes.tolist()
-        path = {"calls": self._calls, "evaluating": self._evaluating, "slopes": slopes, **numbers}
+        path = {"calls": self._calls, "evaluating": self._evaluating, "slopes": slopes, "begun": self._begun, **numbers}
         return {**super().state_dict(), "path": path, "estimate": self.estimate.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -248,7 +308,20 @@ class HorizonAdam(torch.optim.Optimizer):
         path = state_dict["path"]
         _require(path, "the state's path", ("calls", "evaluating", "slopes", *_PATH))
         self._check_axes(state_dict)
+        begun = list(path.get("begun", [0] * len(self._leaves)))  # of states from before there were late ones
+        if len(begun) != len(self._leaves):
+            raise ValueError(
+                f"the state is of {len(begun)} parameters that move, and here are {len(self._leaves)}; expected as "
+                "many."
+            )
+        defaults = [{**group} for group in self.param_groups]
         super().load_state_dict({name: state_dict[name] for name in ("state", "param_groups")})
+        for group, default in zip(self.param_groups, defaults, strict=True):
+            for name in ("rate", "betas"):  # an earlier state has none of them in its groups
+                group.setdefault(name, default[name])
+        self._begun, self._new = begun, []
+        if path["calls"]:
+            self._low_lr.settle()
         self._calls, self._evaluating = path["calls"], path["evaluating"]
         self._numbers.copy_(torch.tensor([path[name] for name in _PATH], dtype=torch.float64, device="cpu"))
         self._forgetting.slopes.copy_(torch.tensor(path["slopes"], dtype=torch.float64, device="cpu"))
@@ -271,14 +344,34 @@ class HorizonAdam(torch.optim.Optimizer):
         own = {name: value for name, value in self.__dict__.items() if name in _OWN}
         return {**super().__getstate__(), **own, "_report": None}
 
-    def _check_ready(self, closure: Any) -> None:
-        if not callable(closure):
-            name = type(closure).__name__
-            raise TypeError(f"step got {name}; expected a function that returns the losses of a batch's samples.")
+    def _check_ready(self) -> None:
         if self._evaluating:
             raise RuntimeError("the averaged parameters are in the model; expected a call of train() before a step.")
 
     # -- one step ---------------------------------------------------------------------------------------------------
+
+    @property
+    def _fixed(self) -> float | None:
+        """The rate, where no group's is to be found."""
+        rates = [group["rate"] for group in self.param_groups]
+        return None if None in rates else float(rates[0])
+
+    def _estimated(self, calls: list[Call], has_aux: bool) -> tuple[Tensor, Any]:
+        """The mean loss and what came with it, with the gradient's estimate in ``.grad``."""
+        found = [split_aux(self.estimate(function, *batch, has_aux=has_aux), has_aux) for function, batch in calls]
+        if len(found) == 1:
+            return found[0]
+        for leaf in self._leaves:
+            if leaf.grad is not None:
+                leaf.grad.div_(len(found))
+        losses, aux = zip(*found, strict=True)
+        return torch.stack(losses).mean(), list(aux) if has_aux else None
+
+    def _clip(self) -> None:
+        if callable(self.clip):
+            self.clip(self._leaves)
+        elif self.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self._leaves, self.clip)
 
     def _grads(self) -> list[Tensor]:
         """What the estimate left, zero for what the losses do not depend on."""
@@ -286,14 +379,18 @@ class HorizonAdam(torch.optim.Optimizer):
 
     def _directions(self, grads: list[Tensor], taken: Tensor) -> list[Tensor]:
         """Adam's directions, downhill."""
-        first, second = self.betas
-        count = self._numbers[_COUNT]
-        scales = 1 - first**count, (1 - second**count).sqrt()
-        directions, share = [], 1 / self._horizon()
-        for leaf, grad in zip(self._leaves, grads, strict=True):
+        betas = {leaf: group["betas"] for group in self.param_groups for leaf in group["params"]}
+        directions, share, corrections = [], 1 / self._horizon(), dict[Any, tuple[Tensor, Tensor]]()
+        for leaf, grad, begun in zip(self._leaves, grads, self._begun, strict=True):
+            first, second = betas[leaf]
+            alike = begun, first, second
+            if alike not in corrections:
+                count = self._numbers[_COUNT] - begun
+                corrections[alike] = 1 - first**count, (1 - second**count).sqrt()
+            scales = corrections[alike]
             state = self.state[leaf]
             eigenbasis.see(state, grad, share, taken)
-            if self._calls == 0:
+            if self._calls == 0 or any(leaf is new for new in self._new):
                 eigenbasis.refresh(state)
             mean, square, turned = state["exp_avg"], state["exp_avg_sq"], eigenbasis.away(state, grad)
             mean.copy_(torch.where(taken, torch.lerp(mean, turned, 1 - first), mean))
@@ -325,7 +422,8 @@ class HorizonAdam(torch.optim.Optimizer):
         horizon = torch.clamp_min(_SHARE * self._numbers[_COUNT], _SHORTEST)
         urge = torch.where(lead > 0, lead.clamp_max(1), (lead + 0.5).clamp(-1, 0))
         urge = torch.where(torch.isfinite(lead), urge, -1.0)
-        self._numbers[_RATE] *= torch.where(self._thrown(seen), 0.5, torch.exp(_GAIN * self.every / horizon * urge))
+        if self._fixed is None:
+            self._numbers[_RATE] *= torch.where(self._thrown(seen), 0.5, torch.exp(_GAIN * self.every / horizon * urge))
         self._numbers[_LEAD] = lead
         # of one batch it is noisy, so weights are forgotten by its mean over the horizon, in which no batch weighs much
         step = (self.every / horizon).clamp_max(1) * (lead.clamp(-0.5, 0.5) - self._numbers[_TREND])
@@ -357,10 +455,11 @@ class HorizonAdam(torch.optim.Optimizer):
     def _move(self, directions: list[Tensor], loss: Tensor, taken: Tensor) -> None:
         count, rate, *_ = self._numbers
         horizon, shares = self._horizon(), self._shares(loss)
-        weight = self.power / (count + self.power) if self.power else torch.ones_like(count)
         moves = dict(zip(self._leaves, directions, strict=True))
+        begun = dict(zip(self._leaves, self._begun, strict=True))
+        weights = {late: self._weight(count - late) for late in set(self._begun)}
         for group in self.param_groups:
-            length = group["lr"] * rate
+            length = group["lr"] * (rate if group["rate"] is None else torch.full_like(rate, group["rate"]))
             for leaf in group["params"]:
                 if leaf not in moves:
                     continue
@@ -373,9 +472,13 @@ class HorizonAdam(torch.optim.Optimizer):
                 # what is pulled to zero is no part of the path: its lead would be that of the pull
                 trail = state["trail"]
                 trail.copy_(torch.where(taken, trail * kept.to(trail), trail))
-                for name, share in (("trail", 1 / horizon), ("average", weight)):
+                for name, share in (("trail", 1 / horizon), ("average", weights[begun[leaf]])):
                     mean = state[name]
                     mean.copy_(torch.where(taken, mean + share.to(mean) * (leaf - mean), mean))
+
+    def _weight(self, count: Tensor) -> Tensor:
+        """Of the last of ``count`` steps, in the average."""
+        return self.power / (count + self.power) if self.power else torch.ones_like(count)
 
     def _swap(self) -> None:
         for leaf in self._leaves:
@@ -392,6 +495,18 @@ def _check(name: str, value: Any, *, below: float = math.inf) -> None:
         raise ValueError(f"{name} is {value!r}; expected {expected}.")
 
 
+def _check_group(group: dict[str, Any]) -> None:
+    _check("lr", group["lr"])
+    _check("weight_decay", group["weight_decay"])
+    if group["rate"] is not None:
+        _check("rate", group["rate"])
+    betas = group["betas"]
+    if not isinstance(betas, list | tuple) or len(betas) != 2:
+        raise ValueError(f"betas is {betas!r}; expected a pair of numbers, those of Adam.")
+    for number, beta in enumerate(betas):
+        _check(f"betas[{number}]", beta, below=1.0)
+
+
 def _require(state: dict[str, Any], what: str, names: Iterable[str]) -> None:
     for name in names:
         if name not in state:
@@ -404,8 +519,3 @@ def _fresh(leaf: Tensor, rotate: bool) -> dict[str, Tensor]:
     zeros = torch.zeros_like(start)
     axes = eigenbasis.fresh(leaf) if rotate else {}
     return {"exp_avg": zeros, "exp_avg_sq": zeros.clone(), "trail": start.clone(), "average": start.clone(), **axes}
-
-
-def _losses(closure: Callable[..., Any], batch: tuple[Any, ...], has_aux: bool) -> Tensor:
-    losses: Tensor = split_aux(closure(*batch), has_aux, "the closure", "loss")[0]
-    return losses if losses.ndim == 1 else losses.flatten(1).sum(1)
