@@ -168,7 +168,7 @@ class ForwardGradient:
         """The same as compiled graphs; None where the program cannot be one."""
         if self._compiled is None:
             self._compiled = CompiledEstimate(self.traced, self._parameters.tensors)
-        return self._compiled(loss_fn, batches, count, self._words, has_aux)
+        return self._compiled(loss_fn, batches, count, self.words, has_aux)
 
     def traced(self, graph: Graph, inputs: Sequence[Tensor]) -> TracedEstimate:
         """The estimate over a captured program, as a function of tensors, to be compiled."""
@@ -190,8 +190,8 @@ class ForwardGradient:
         return plan
 
     @property
-    def _words(self) -> list[Tensor]:
-        """Seed and step on the device."""
+    def words(self) -> list[Tensor]:
+        """Seed and step on the device, where a graph reads them."""
         step = self._known.step
         assert isinstance(step, Tensor)
         return [torch.full((), signed(self.seed), dtype=torch.int64, device=step.device), step]

@@ -134,8 +134,8 @@ class TracedEstimate:
         return Found(outputs, losses.sum() / losses.shape[0], grads)
 
     def losses(self, given: Sequence[Tensor]) -> Tensor:
-        """The program's losses, (B,)."""
-        found = self._graph([tensor.detach() for tensor in given])[self._graph.loss]
+        """The program's losses (B,), with the tangents that a pass around it carries."""
+        found = self._graph(given)[self._graph.loss]
         return found if found.ndim == 1 else found.flatten(1).sum(1)
 
     def _passes(self, plain: Sequence[Tensor], replay: Replay | ReplayTraced) -> Passes:

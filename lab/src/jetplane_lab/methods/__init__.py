@@ -81,13 +81,12 @@ def make(config: Config, parameters: Iterable[Tensor]) -> Method:
 
 def _on_forward_gradients(config: Config, moving: list[Tensor]) -> Method:
     eps, decay = 1e-8 if config.eps is None else config.eps, config.weight_decay
-    graphed = config.compile and moving[0].is_cuda
-    shared: dict[str, Any] = {"samples": config.samples, "seed": config.seed, "capturable": graphed}
+    shared: dict[str, Any] = {"samples": config.samples, "seed": config.seed, "compile": config.compile}
     if config.method == "horizon":
         return Horizon(optim.HorizonAdam(moving, lr=config.lr, eps=eps, weight_decay=decay, **shared))
     optimizer: torch.optim.Optimizer
     if config.method == "forward-adam":
-        optimizer = torch.optim.Adam(moving, config.lr, eps=eps, weight_decay=decay, capturable=graphed)
+        optimizer = torch.optim.Adam(moving, config.lr, eps=eps, weight_decay=decay)
     else:
         optimizer = torch.optim.SGD(moving, config.lr, config.momentum, weight_decay=decay)
     return OnForwardGradients(optimizer, ForwardGradient(moving, **shared))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,27 +15,23 @@ from torch import Tensor
 from ...ad import _torch
 from ...ad.run.auxiliary import split_aux
 from ...ad.run.casting import casts_around, uncast
+from ...ad.run.replay import Replay
+from ...compiler.several import alone, entries, stacked
 from ...gradients import ForwardGradient
 from ...solvers import Status
 from ..moving import listed, number_of
 from . import eigenbasis
+from .adam_step import PATH, Held, Leaf, Rules, Seen, fresh, look_back, take
 from .calls import Call, calls_of, cast, losses_of
+from .compiled_adam import CompiledAdam, Steps
 from .forgetting import Forgetting
 from .low_lr import LowLr, refuse_positional
 from .path import Along, Path
 
 __all__ = ["HorizonAdam", "HorizonReport"]
 
-_GAIN = 2.0  # e-foldings of the rate within a horizon, at most
-_SHORTEST = 20.0  # steps: horizon at the start
-_SHARE = 0.25  # of all steps: horizon later on
-_CAUTIOUS = 1e-2  # of the step that is best on the first batch, which is far too long for a noisy direction
-_BELIEVED, _MODERATE = 0.3, 0.03  # of the parameters' mean size: a first step longer than the one is the other
-_THROWN = 0.1  # of the first loss: so much above the loss at the trailing mean is no noise
-_COUNT, _RATE, _LEAD, _FIRST, _TREND = range(5)
-_PATH = ("count", "rate", "lead", "first", "trend")
 _OWN = (
-    *("every", "power", "clip", "eps", "forget", "rotate", "estimate"),
+    *("every", "power", "clip", "compile", "eps", "forget", "rotate", "estimate"),
     *("_leaves", "_path", "_forgetting", "_calls", "_numbers", "_evaluating"),
     *("_options", "_begun", "_new", "_low_lr"),
 )
@@ -52,7 +48,7 @@ class HorizonReport(NamedTuple):
 
     @property
     def status(self) -> Status:
-        """OK, or why the parameters were not moved."""
+        """OK, or why the parameters were not moved. Of one step, and not of several, stacked."""
         return Status.OK if bool(self.taken) else Status.NONFINITE
 
 
@@ -106,6 +102,7 @@ class HorizonAdam(torch.optim.Optimizer):
     _numbers: Tensor
     _path: Path
     _forgetting: Forgetting
+    _compiled: CompiledAdam | None
 
     def __init__(
         self,
@@ -123,7 +120,7 @@ class HorizonAdam(torch.optim.Optimizer):
         forget: float = 2.0,
         rotate: bool = True,
         seed: int = 0,
-        capturable: bool = False,
+        compile: bool = False,
         **options: Any,
     ) -> None:
         refuse_positional(misplaced)
@@ -131,6 +128,8 @@ class HorizonAdam(torch.optim.Optimizer):
             _check(name, value)
         if not (clip is None or callable(clip) or number_of("clip", clip) > 0):
             raise ValueError(f"clip is {clip!r}; expected a positive norm, a function of the parameters, or None.")
+        if compile and callable(clip):
+            raise ValueError(f"clip is {clip!r}; expected a number or None with compile=True.")
         if not isinstance(every, int) or isinstance(every, bool) or every < 1:
             raise ValueError(f"every is {every!r}; expected a positive whole number of steps.")
         self.every, self.power, self.clip, self.eps = every, power, clip, eps
@@ -144,7 +143,8 @@ class HorizonAdam(torch.optim.Optimizer):
         self._calls = 0
         self._report: HorizonReport | None = None
         self._evaluating = False
-        self._options = {"samples": samples, "seed": seed, "capturable": capturable, **options}
+        self.compile, self._compiled = compile, None
+        self._options = {"samples": samples, "seed": seed, "capturable": compile, **options}
         self._leaves: list[Tensor] = []
         self._begun: list[int] = []  # for each leaf, the number of steps that were taken without it
         self._new: list[Tensor] = []  # leaves that the next step is the first for
@@ -161,26 +161,8 @@ class HorizonAdam(torch.optim.Optimizer):
 
     @property
     def calls(self) -> int:
-        """How many steps there were. Those of a replayed CUDA graph are not seen: who replays one sets it."""
+        """How many steps there were; every ``every`` of them the next one measures its path."""
         return self._calls
-
-    @calls.setter
-    def calls(self, value: int) -> None:
-        self._calls = value
-
-    @property
-    def measures(self) -> bool:
-        """Whether the next step measures the curvature along the path."""
-        return self._calls % self.every == 0 and self._calls > 0
-
-    def refresh(self) -> None:
-        """Find the axes of Adam's scales anew, if the next step is one at which that is due.
-
-        `step` does it. In a CUDA graph it cannot be done: who replays one calls this before each step that measures.
-        """
-        if self.measures and eigenbasis.is_due(self._calls // self.every):
-            for leaf in self._leaves:
-                eigenbasis.refresh(self.state[leaf])
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group with options of its own (lr, rate, betas, weight_decay): its parameters move from now on.
@@ -208,8 +190,8 @@ class HorizonAdam(torch.optim.Optimizer):
         if len(leaves) == len(self._leaves) and all(map(operator.is_, leaves, self._leaves)):
             return
         if not self._leaves:
-            self._numbers = torch.zeros(len(_PATH), dtype=torch.float64, device=leaves[0].device)
-        forgetting, taken = Forgetting(leaves), int(self._numbers[_COUNT])
+            self._numbers = torch.zeros(len(PATH), dtype=torch.float64, device=leaves[0].device)
+        forgetting, taken = Forgetting(leaves), int(self._numbers[PATH.index("count")])
         if self._leaves:
             forgetting.take_over(self._forgetting, self._leaves, leaves)
         begun = {id(leaf): number for leaf, number in zip(self._leaves, self._begun, strict=True)}
@@ -218,7 +200,7 @@ class HorizonAdam(torch.optim.Optimizer):
                 del self.state[leaf], begun[id(leaf)]
         for leaf in leaves:
             if leaf not in self.state:
-                self.state[leaf] = _fresh(leaf, self.rotate)
+                self.state[leaf] = fresh(leaf, self.rotate)
                 self._new.append(leaf)
         step = self.estimate.step if self._leaves else self._options.get("step", 0)
         self.estimate = ForwardGradient(leaves, **self._options | {"step": step})
@@ -235,6 +217,11 @@ class HorizonAdam(torch.optim.Optimizer):
         and ``report.aux`` is what came with the losses; a list of it where there is a list of closures.
         """
         calls = calls_of(closure, batch)
+        if self.compile and len(calls) == 1:
+            ((function, given),) = calls
+            reports = self._compiled_steps(function, alone(given), 1, has_aux)
+            if reports is not None:
+                return reports.loss[0]
         self._check_ready()
         self._adopt()
         self._low_lr.see(self.param_groups)
@@ -243,34 +230,94 @@ class HorizonAdam(torch.optim.Optimizer):
         with uncast(casts):
             return self._step(cast(calls, casts), has_aux)
 
+    @_torch.apart_from_graphs
+    @torch.no_grad()
+    def steps(self, closure: Callable[..., Any], *batches: Tensor, has_aux: bool = False) -> HorizonReport:
+        """Take a step with each entry of the batches' first axis, and return their reports, stacked (n,).
+
+        The same as as many calls of :meth:`step`. With ``compile`` on CUDA the host only launches them.
+        """
+        count = entries(closure, batches)
+        if self.compile:
+            reports = self._compiled_steps(closure, batches, count, has_aux)
+            if reports is not None:
+                self._opt_called = True  # torch's schedulers look whether there was a step before theirs
+                return reports
+        taken = []
+        for number in range(count):
+            self.step(closure, *(batch[number] for batch in batches), has_aux=has_aux)
+            taken.append(self.report)
+        *numbers, aux = zip(*taken, strict=True)
+        return _report_of([*map(torch.stack, numbers)], _torch.pytree.tree_map(stacked, *aux) if has_aux else None)
+
     def _step(self, calls: list[Call], has_aux: bool) -> Tensor:
-        capturing = self._numbers.is_cuda and torch.cuda.is_current_stream_capturing()
-        losses = partial(losses_of, calls, has_aux)
-        if not capturing:
-            self.refresh()
-        seen = self._look_back(losses, capturing) if self.measures else None
-        if seen is not None:
-            self._retreat(seen)
+        losses, held, rules = partial(losses_of, calls, has_aux), self._held(), self._rules
+        seen = None
+        if self._calls and self._calls % self.every == 0:
+            self._refresh(self._calls)
+            seen = Seen(look_back(held, losses, self._replay()))
         loss, aux = self._estimated(calls, has_aux)
         self._clip()
-        grads = self._grads()
-        taken = torch.isfinite(loss) & torch.stack([torch.isfinite(grad).all() for grad in grads]).all()
-        self._numbers[_COUNT] += taken
-        if self.forget:
-            self._forgetting.see(self._leaves, grads, self._horizon(), taken)
-        directions = self._directions(grads, taken)
-        if self._calls == 0:
-            fixed = self._fixed
-            self._numbers[_RATE] = self._first_rate(losses, directions, capturing) if fixed is None else fixed
-            self._numbers[_FIRST] = loss
-        elif seen is not None:
-            self._follow(seen)
-        self._move(directions, loss, taken)
+        first = None if self._calls else partial(self._along, losses)
+        self._report = HorizonReport(loss, *take(rules, held, loss, self._grads(), seen, first), aux)
         self._new.clear()
         self._calls += 1
-        _, rate, led, *_ = self._numbers.unbind()
-        self._report = HorizonReport(loss, rate.clone(), led.clone(), taken, aux)
         return loss
+
+    def _compiled_steps(
+        self, closure: Any, batches: tuple[Any, ...], count: int, has_aux: bool
+    ) -> HorizonReport | None:
+        """Take the steps as compiled graphs; None where the closure cannot be one, and no step was taken."""
+        self._check_ready()
+        self._adopt()
+        self._low_lr.see(self.param_groups)
+        if self._new and self._calls:
+            return None  # the first step of a late parameter is like no other
+        clip = self.clip
+        if callable(clip):
+            return None
+        if self._compiled is None or not self._compiled.is_of(self.estimate, self._rules, clip):
+            self._compiled = CompiledAdam(self.estimate, self._rules, clip)
+        casts = casts_around(self._numbers.device)
+        with uncast(casts):
+            steps = Steps(batches, count, self._calls, self._held(), self._refresh)
+            found = self._compiled(closure, casts, steps, has_aux)
+        if found is None:
+            return None
+        reports = _report_of(*found)
+        self.zero_grad(set_to_none=True)  # the gradient is nowhere
+        self._new.clear()
+        self._calls += count
+        self._report = _report_of(*_torch.pytree.tree_map_only(Tensor, _last, found))
+        return reports
+
+    # -- what a step reads and writes -------------------------------------------------------------------------------
+
+    @property
+    def _rules(self) -> Rules:
+        fixed = all(group["rate"] is not None for group in self.param_groups)
+        return Rules(self.every, self.power, self.eps, self.forget, fixed)
+
+    def _held(self) -> Held:
+        groups = {leaf: group for group in self.param_groups for leaf in group["params"]}
+        leaves = []
+        for leaf, begun in zip(self._leaves, self._begun, strict=True):
+            group, new = groups[leaf], any(leaf is one for one in self._new)
+            numbers = group["lr"], group["weight_decay"], group["rate"], tuple(group["betas"])
+            leaves.append(Leaf(leaf, self.state[leaf], *numbers, begun, new))
+        return Held(leaves, self._numbers, self._forgetting, self._path)
+
+    def _refresh(self, calls: int) -> None:
+        """Find the axes of Adam's scales anew, if that is due at the step that measures after so many."""
+        if eigenbasis.is_due(calls // self.every):
+            for leaf in self._leaves:
+                eigenbasis.refresh(self.state[leaf])
+
+    def _along(self, losses: Callable[[], Tensor], directions: Sequence[Tensor]) -> Along:
+        return self._path.along(losses, directions, self._replay())
+
+    def _replay(self) -> Replay:
+        return Replay([leaf.device for leaf in self._leaves])
 
     @torch.no_grad()
     def eval(self) -> None:
@@ -297,7 +344,7 @@ class HorizonAdam(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """torch's, with the numbers of the path and the state of the estimate."""
-        numbers = dict(zip(_PATH, self._numbers.tolist(), strict=True))
+        numbers = dict(zip(PATH, self._numbers.tolist(), strict=True))
         slopes = self._forgetting.slopes.tolist()
         path = {"calls": self._calls, "evaluating": self._evaluating, "slopes": slopes, "begun": self._begun, **numbers}
         return {**super().state_dict(), "path": path, "estimate": self.estimate.state_dict()}
@@ -306,7 +353,7 @@ class HorizonAdam(torch.optim.Optimizer):
         """Go on from what `state_dict` gave."""
         _require(state_dict, "the state", ("path", "estimate"))
         path = state_dict["path"]
-        _require(path, "the state's path", ("calls", "evaluating", "slopes", *_PATH))
+        _require(path, "the state's path", ("calls", "evaluating", "slopes", *PATH))
         self._check_axes(state_dict)
         begun = list(path.get("begun", [0] * len(self._leaves)))  # of states from before there were late ones
         if len(begun) != len(self._leaves):
@@ -323,7 +370,7 @@ class HorizonAdam(torch.optim.Optimizer):
         if path["calls"]:
             self._low_lr.settle()
         self._calls, self._evaluating = path["calls"], path["evaluating"]
-        self._numbers.copy_(torch.tensor([path[name] for name in _PATH], dtype=torch.float64, device="cpu"))
+        self._numbers.copy_(torch.tensor([path[name] for name in PATH], dtype=torch.float64, device="cpu"))
         self._forgetting.slopes.copy_(torch.tensor(path["slopes"], dtype=torch.float64, device="cpu"))
         self.estimate.load_state_dict(state_dict["estimate"])
 
@@ -342,19 +389,13 @@ class HorizonAdam(torch.optim.Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         """For copy and pickle, which have to take the model along: torch's, and all that this optimizer adds."""
         own = {name: value for name, value in self.__dict__.items() if name in _OWN}
-        return {**super().__getstate__(), **own, "_report": None}
+        return {**super().__getstate__(), **own, "_report": None, "_compiled": None}
 
     def _check_ready(self) -> None:
         if self._evaluating:
             raise RuntimeError("the averaged parameters are in the model; expected a call of train() before a step.")
 
     # -- one step ---------------------------------------------------------------------------------------------------
-
-    @property
-    def _fixed(self) -> float | None:
-        """The rate, where no group's is to be found."""
-        rates = [group["rate"] for group in self.param_groups]
-        return None if None in rates else float(rates[0])
 
     def _estimated(self, calls: list[Call], has_aux: bool) -> tuple[Tensor, Any]:
         """The mean loss and what came with it, with the gradient's estimate in ``.grad``."""
@@ -368,6 +409,7 @@ class HorizonAdam(torch.optim.Optimizer):
         return torch.stack(losses).mean(), list(aux) if has_aux else None
 
     def _clip(self) -> None:
+        """The gradient's length, in ``.grad``."""
         if callable(self.clip):
             self.clip(self._leaves)
         elif self.clip is not None:
@@ -376,109 +418,6 @@ class HorizonAdam(torch.optim.Optimizer):
     def _grads(self) -> list[Tensor]:
         """What the estimate left, zero for what the losses do not depend on."""
         return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in self._leaves]
-
-    def _directions(self, grads: list[Tensor], taken: Tensor) -> list[Tensor]:
-        """Adam's directions, downhill."""
-        betas = {leaf: group["betas"] for group in self.param_groups for leaf in group["params"]}
-        directions, share, corrections = [], 1 / self._horizon(), dict[Any, tuple[Tensor, Tensor]]()
-        for leaf, grad, begun in zip(self._leaves, grads, self._begun, strict=True):
-            first, second = betas[leaf]
-            alike = begun, first, second
-            if alike not in corrections:
-                count = self._numbers[_COUNT] - begun
-                corrections[alike] = 1 - first**count, (1 - second**count).sqrt()
-            scales = corrections[alike]
-            state = self.state[leaf]
-            eigenbasis.see(state, grad, share, taken)
-            if self._calls == 0 or any(leaf is new for new in self._new):
-                eigenbasis.refresh(state)
-            mean, square, turned = state["exp_avg"], state["exp_avg_sq"], eigenbasis.away(state, grad)
-            mean.copy_(torch.where(taken, torch.lerp(mean, turned, 1 - first), mean))
-            square.copy_(torch.where(taken, torch.lerp(square, turned * turned, 1 - second), square))
-            size = square.sqrt() / scales[1].to(square) + self.eps
-            directions.append(eigenbasis.back(state, -(mean / scales[0].to(mean)) / size))
-        return directions
-
-    def _look_back(self, losses: Callable[[], Tensor], capturing: bool) -> Along:
-        path = [leaf - self.state[leaf]["trail"] for leaf in self._leaves]
-        return self._path.along(losses, path, back=True, capturing=capturing)
-
-    def _thrown(self, seen: Along) -> Tensor:
-        return seen.rise > _THROWN * self._numbers[_FIRST].abs()
-
-    def _retreat(self, seen: Along) -> None:
-        """Where the parameters were thrown out of a good place, put them back to their trailing mean.
-
-        To halve the rate alone would not do: they would stay where they are, and the rate be halved again and again.
-        """
-        thrown = self._thrown(seen)
-        for leaf in self._leaves:
-            state = self.state[leaf]
-            leaf.copy_(torch.where(thrown, state["trail"], leaf))
-            state["exp_avg"].copy_(torch.where(thrown, 0.0, state["exp_avg"]))
-
-    def _follow(self, seen: Along) -> None:
-        lead = seen.best
-        horizon = torch.clamp_min(_SHARE * self._numbers[_COUNT], _SHORTEST)
-        urge = torch.where(lead > 0, lead.clamp_max(1), (lead + 0.5).clamp(-1, 0))
-        urge = torch.where(torch.isfinite(lead), urge, -1.0)
-        if self._fixed is None:
-            self._numbers[_RATE] *= torch.where(self._thrown(seen), 0.5, torch.exp(_GAIN * self.every / horizon * urge))
-        self._numbers[_LEAD] = lead
-        # of one batch it is noisy, so weights are forgotten by its mean over the horizon, in which no batch weighs much
-        step = (self.every / horizon).clamp_max(1) * (lead.clamp(-0.5, 0.5) - self._numbers[_TREND])
-        self._numbers[_TREND] += torch.where(torch.isfinite(lead), step, 0.0)
-
-    def _first_rate(self, losses: Callable[[], Tensor], directions: list[Tensor], capturing: bool) -> Tensor:
-        best = self._path.along(losses, directions, capturing=capturing).best
-        size = torch.stack([leaf.abs().mean(dtype=torch.float64) for leaf in self._leaves]).mean()
-        # where the batch has no best step along this direction: one that changes the parameters by little
-        rate = torch.where(torch.isfinite(best) & (best > 0), _CAUTIOUS * best, 1e-4 * size + 1e-8)
-        # a model of the loss that holds for so small parameters alone says nothing of so long a step: of inputs or
-        # targets in the thousands, or of probabilities that are 0 and 1 at first
-        return torch.where((size > 0) & (rate > _BELIEVED * size), _MODERATE * size, rate)
-
-    def _horizon(self) -> Tensor:
-        """In steps; there are not more than were taken, and the start."""
-        count = self._numbers[_COUNT]
-        return torch.minimum(torch.clamp_min(_SHARE * count, _SHORTEST), count + 1)
-
-    def _shares(self, loss: Tensor) -> dict[Tensor, Tensor]:
-        """By weight, the share of it that is forgotten in this step."""
-        if not self.forget:
-            return {}
-        *_, first, trend = self._numbers
-        left = torch.where(first > 0, loss / first, 0.0)
-        shares = self._forgetting.shares(trend, left, self._horizon())
-        return {self._leaves[position]: self.forget * share for position, share in shares.items()}
-
-    def _move(self, directions: list[Tensor], loss: Tensor, taken: Tensor) -> None:
-        count, rate, *_ = self._numbers
-        horizon, shares = self._horizon(), self._shares(loss)
-        moves = dict(zip(self._leaves, directions, strict=True))
-        begun = dict(zip(self._leaves, self._begun, strict=True))
-        weights = {late: self._weight(count - late) for late in set(self._begun)}
-        for group in self.param_groups:
-            length = group["lr"] * (rate if group["rate"] is None else torch.full_like(rate, group["rate"]))
-            for leaf in group["params"]:
-                if leaf not in moves:
-                    continue
-                state = self.state[leaf]
-                kept = 1 - length * group["weight_decay"]
-                if leaf in shares:
-                    kept = kept * (1 - group["lr"] * shares[leaf]).clamp_min(0)
-                moved = leaf * kept.to(leaf) + length.to(leaf) * moves[leaf]
-                leaf.copy_(torch.where(taken, moved, leaf))
-                # what is pulled to zero is no part of the path: its lead would be that of the pull
-                trail = state["trail"]
-                trail.copy_(torch.where(taken, trail * kept.to(trail), trail))
-                for name, share in (("trail", 1 / horizon), ("average", weights[begun[leaf]])):
-                    mean = state[name]
-                    mean.copy_(torch.where(taken, mean + share.to(mean) * (leaf - mean), mean))
-
-    def _weight(self, count: Tensor) -> Tensor:
-        """Of the last of ``count`` steps, in the average."""
-        return self.power / (count + self.power) if self.power else torch.ones_like(count)
 
     def _swap(self) -> None:
         for leaf in self._leaves:
@@ -513,9 +452,10 @@ def _require(state: dict[str, Any], what: str, names: Iterable[str]) -> None:
             raise ValueError(f"{what} has no {name!r}; expected one that HorizonAdam.state_dict gave.")
 
 
-def _fresh(leaf: Tensor, rotate: bool) -> dict[str, Tensor]:
-    """What is kept for a parameter, before the first step."""
-    start = leaf.detach()
-    zeros = torch.zeros_like(start)
-    axes = eigenbasis.fresh(leaf) if rotate else {}
-    return {"exp_avg": zeros, "exp_avg_sq": zeros.clone(), "trail": start.clone(), "average": start.clone(), **axes}
+def _report_of(numbers: Sequence[Tensor], aux: Any) -> HorizonReport:
+    loss, rate, lead, taken = numbers
+    return HorizonReport(loss, rate, lead, taken, aux)
+
+
+def _last(stacked: Tensor) -> Tensor:
+    return stacked[-1]

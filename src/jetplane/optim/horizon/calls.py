@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...ad.run.auxiliary import split_aux
-from ..casting import Casts
+from ...ad.run.casting import Casts
 
 __all__ = ["Call", "calls_of", "cast", "losses_of"]
 

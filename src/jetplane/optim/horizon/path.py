@@ -13,6 +13,7 @@ from torch import Tensor
 from ...ad.run.directions import Given, Leaf
 from ...ad.run.passes import Pass
 from ...ad.run.replay import Replay
+from ...ad.run.replay_traced import ReplayTraced
 from ...curvature import Curvature, ExactHessian, GaussNewton, is_late
 from ...errors import MissingBoundary
 
@@ -42,10 +43,14 @@ class Path:
 
     @torch.no_grad()
     def along(
-        self, losses: Callable[[], Tensor], direction: Sequence[Tensor], *, back: bool = False, capturing: bool = False
+        self,
+        losses: Callable[[], Tensor],
+        direction: Sequence[Tensor],
+        replay: Replay | ReplayTraced,
+        *,
+        back: bool = False,
     ) -> Along:
         """What ``losses`` (B,) do along ``direction``. Random numbers, buffers and leaves stay as they are."""
-        replay = Replay([] if capturing else [leaf.device for leaf in self._leaves])
         try:
             loss, slope, curvature = self._measure(replay, losses, direction)
             other = self._back(replay, losses, direction) if back else loss - slope
@@ -54,7 +59,9 @@ class Path:
         rise = torch.where(torch.isfinite(other) & ~torch.isfinite(loss), torch.inf, loss - other)
         return Along(slope, curvature, (2 * (other - loss + slope)).clamp_min(0), rise)
 
-    def _measure(self, replay: Replay, losses: Callable[[], Tensor], direction: Sequence[Tensor]) -> list[Tensor]:
+    def _measure(
+        self, replay: Replay | ReplayTraced, losses: Callable[[], Tensor], direction: Sequence[Tensor]
+    ) -> list[Tensor]:
         try:
             return self._pass(replay, losses, direction)
         except MissingBoundary as error:
@@ -62,7 +69,9 @@ class Path:
             self._curvature = ExactHessian()
             return self._pass(replay, losses, direction)
 
-    def _pass(self, replay: Replay, losses: Callable[[], Tensor], direction: Sequence[Tensor]) -> list[Tensor]:
+    def _pass(
+        self, replay: Replay | ReplayTraced, losses: Callable[[], Tensor], direction: Sequence[Tensor]
+    ) -> list[Tensor]:
         pairs = self._curvature.pairs(1)
         one = Pass.of(pairs, is_late(self._curvature))
         rows = Given([part.unsqueeze(0) for part in direction])
@@ -77,7 +86,7 @@ class Path:
         numbers = model.loss, model.slope[0], model.curvature[0, 0].abs()
         return [number.to(torch.float64) for number in numbers]
 
-    def _back(self, replay: Replay, losses: Callable[[], Tensor], direction: Sequence[Tensor]) -> Tensor:
+    def _back(self, replay: Replay | ReplayTraced, losses: Callable[[], Tensor], direction: Sequence[Tensor]) -> Tensor:
         """The mean loss at the other end."""
         kept = [leaf.clone() for leaf in self._leaves]
         try:
