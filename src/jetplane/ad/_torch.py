@@ -39,6 +39,7 @@ __all__ = [
     "decomposition",
     "engine",
     "explain_capture",
+    "full_precision",
     "is_composite",
     "is_fake",
     "is_functorch_wrapper",
@@ -305,6 +306,23 @@ def explain_capture(error: BaseException) -> str:
     first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
     places = [line.strip() for line in text.splitlines() if line.strip().startswith('File "')]
     return f"{first.rstrip('.')} ({places[-1]})" if places else first.rstrip(".")
+
+
+@contextlib.contextmanager
+def full_precision() -> Iterator[None]:
+    """Products of float32 on CUDA without TF32, where torch says what is set."""
+    try:
+        products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cudnn.allow_tf32 = False
+    except RuntimeError:  # its newer settings are in use
+        yield
+        return
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(products)
+        torch.backends.cudnn.allow_tf32 = convolutions
 
 
 def copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -246,7 +246,7 @@ def compiled(
         raise CaptureFailed("two of the tensors that the program reads share memory, and one of them is written")
     if reference is not None:
         places = sorted(written) if writes else []
-        compare(_telling(reference, places), _telling(run, places), inputs)
+        compare(_telling(reference, places), _telling(run, places), inputs, full=writes)
     return Compiled(run, frozenset(written))
 
 

@@ -279,7 +279,7 @@ class ForwardGradient:
         count = self._width.tangents(plan)
         readout, prediction = looked_at(plan, None if control is None else control.learned, count)
         chunk = self._width.of(plan, 0 if prediction is None else prediction.held) if plan.sites else 1
-        return Estimate(plan, noise, count, chunk, readout, prediction, self.batch_norm == "exact")
+        return Estimate(plan, noise, noise, count, chunk, readout, prediction, self.batch_norm == "exact")
 
     def _check(self, plan: NoisePlan) -> None:
         """Raise what can be told only of a plan that the program has followed."""

@@ -20,6 +20,7 @@ from ..errors import CaptureFailed
 from .noise.learned import Learned
 from .noise.readout import Readout
 from .noise.signs import Noise
+from .noise.traced import again
 from .passes.program_passes import Passes
 from .passes.two_passes import Estimate, looked_at, two_passes
 from .plan.noise_plan import Changed, NoisePlan, Site
@@ -61,6 +62,7 @@ class TracedEstimate:
         self._graph, self._parameters, self._settings, self._noise = graph, parameters, settings, noise
         places = {tensor: place for place, tensor in enumerate(inputs)}
         self.places = [places.get(tensor) for tensor in parameters.tensors]  # of each parameter; None: it is not read
+        self._written: list[int] = []  # places of what the program writes; none is known yet
         self.plan, replay = self._planned(inputs)
         self._written = [place for place, tensor in enumerate(inputs) if replay.wrote_to(tensor)]
         self._learned, self._width = self._start()
@@ -123,8 +125,8 @@ class TracedEstimate:
         learned = None if self._learned is None else self._learned.twin(jacobians)
         with _held(self.plan, masks):
             readout, prediction = looked_at(self.plan, None if learned is None else lambda *_: learned, count)
-            noise = self._noise(seed, step)
-            one = Estimate(self.plan, noise, count, chunk, readout, prediction, self._settings.exact_norms)
+            noise, same = self._noise(seed, step), self._noise(again(seed), again(step))
+            one = Estimate(self.plan, noise, same, count, chunk, readout, prediction, self._settings.exact_norms)
             try:
                 losses, outputs = two_passes(passes, one, _nothing)
             except Changed:
@@ -143,9 +145,22 @@ class TracedEstimate:
             tensor.detach() if place is None else plain[place]
             for tensor, place in zip(self._parameters.tensors, self.places, strict=True)
         ]
-        return Passes(self._parameters.at(tensors), LossProgram(self._run, (plain,), True), replay)
+        return Passes(self._parameters.at(tensors), LossProgram(_Runs(self, replay), (plain,), True), replay)
 
-    def _run(self, plain: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+
+class _Runs:
+    """The runs of a captured program. In a trace, each has inputs of its own, or a compiler would keep what it did."""
+
+    def __init__(self, traced: TracedEstimate, replay: Replay | ReplayTraced) -> None:
+        fixed = {*traced.places, *traced._written}
+        self._graph = traced._graph
+        self._copied = lambda place: isinstance(replay, ReplayTraced) and place not in fixed
+        self._count = 0
+
+    def __call__(self, plain: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        if self._count:
+            plain = [again(tensor) if self._copied(place) else tensor for place, tensor in enumerate(plain)]
+        self._count += 1
         outputs = self._graph(plain)
         return outputs[self._graph.loss], outputs
 

@@ -1,4 +1,4 @@
-"""Signs as one operation of a traced program: a kernel on CUDA, the counter's own arithmetic elsewhere."""
+"""Operations of a traced estimate: signs, by a kernel on CUDA and the counter elsewhere, and copies for a second pass."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ...directions.counter import signed
 from ...directions.traced import fast
 from . import signs as plain
 
-__all__ = ["rows"]
+__all__ = ["again", "rows"]
 
 
 def rows(seed: int | Tensor, step: int | Tensor, place: int, start: int, stop: int, like: Tensor) -> Tensor:
@@ -20,6 +20,16 @@ def rows(seed: int | Tensor, step: int | Tensor, place: int, start: int, stop: i
     ]
     found = torch.ops.jetplane.signs(*words, place, start, stop, like.numel(), like.dtype)
     return found.reshape(stop - start, *like.shape)
+
+
+def again(tensor: Tensor) -> Tensor:
+    """A copy that a compiler takes for another tensor.
+
+    It would keep what the first pass has computed for the second one, all activations and all noise: the memory that
+    two passes are there to save.
+    """
+    copied: Tensor = torch.ops.jetplane.again(tensor)
+    return copied
 
 
 # Not a custom_op: it has no derivative, as the operation of the directions.
@@ -38,9 +48,16 @@ def _signs(seed: Tensor, step: Tensor, place: int, start: int, stop: int, size: 
     return plain.counted(int(seed) % (1 << 64), step, place, start, stop, size, dtype).contiguous()
 
 
+_LIBRARY.define("again(Tensor tensor) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+_LIBRARY.impl("again", torch.clone, "CompositeExplicitAutograd")
 _LIBRARY.impl("signs", _signs, "CompositeExplicitAutograd")
 
 
 @torch.library.register_fake("jetplane::signs", lib=_LIBRARY)
 def _(seed: Tensor, step: Tensor, place: int, start: int, stop: int, size: int, dtype: torch.dtype) -> Tensor:
     return step.new_empty((stop - start, size), dtype=dtype)
+
+
+@torch.library.register_fake("jetplane::again", lib=_LIBRARY)
+def _(tensor: Tensor) -> Tensor:
+    return torch.empty_like(tensor)

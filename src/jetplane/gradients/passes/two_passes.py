@@ -27,6 +27,7 @@ class Estimate:
 
     plan: NoisePlan
     noise: Noise
+    again: Noise  # the same numbers, for the second pass
     count: int  # J
     chunk: int  # tangents that are carried at a time
     readout: Readout | None
@@ -62,7 +63,7 @@ def two_passes(
     """
     plan = one.plan
     if not plan.sites:
-        return passes.collect(plan, one.noise, None, 1, check)
+        return passes.collect(plan, one.again, None, 1, check)
     statistics, parts = one.statistics(), []
     for start in range(0, one.count, one.chunk):
         stop = min(start + one.chunk, one.count)
@@ -76,7 +77,7 @@ def two_passes(
         statistics.close(one.count)
         if look is not None:
             look(statistics)
-    return passes.collect(plan, one.noise, scalars, one.chunk, prediction=one.prediction, statistics=statistics)
+    return passes.collect(plan, one.again, scalars, one.chunk, prediction=one.prediction, statistics=statistics)
 
 
 def _drawn(noise: Noise, start: int, stop: int, site: Site, like: Tensor) -> Tensor:
