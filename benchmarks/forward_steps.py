@@ -224,7 +224,9 @@ def horizon_row(row: Row, start: nn.Module, x: Tensor, y: Tensor, compile: bool)
         forward_equivalents(lambda: one.step(losses_of(eager), x[next(steps) % len(x)], y[0]), eager, x[0])
         for _ in range(one.every)
     )
-    found["eager_ms"] = median_ms(lambda: [one.step(losses_of(eager), x[0], y[0]) for _ in range(one.every)], one.every, 3)
+    found["eager_ms"] = median_ms(
+        lambda: [one.step(losses_of(eager), x[0], y[0]) for _ in range(one.every)], one.every, 3
+    )
     found["eager_peak"] = peak(lambda: [one.step(losses_of(eager), x[0], y[0]) for _ in range(one.every)])
     if not compile:
         return found

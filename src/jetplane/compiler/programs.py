@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ..ad.engine.locate import users_level
 from ..errors import CaptureFailed
 from .capture import Captured, Graph, Run, identity, single, single_with_aux
 
@@ -48,7 +49,6 @@ class Programs:
         setting: Hashable,
         args: tuple[Any, ...],
         has_aux: bool,
-        stacklevel: int,
     ) -> tuple[Any, ...] | None:
         """What ``around(func)(*args)`` returns: the result, and aux if there is one.
 
@@ -61,7 +61,7 @@ class Programs:
         try:
             returned = program(around(func), args)
         except CaptureFailed as error:
-            self._tell(key, getattr(func, "__qualname__", type(func).__name__), error, stacklevel + 1)
+            self._tell(key, getattr(func, "__qualname__", type(func).__name__), error)
             return None
         return returned if has_aux else (returned,)
 
@@ -73,12 +73,12 @@ class Programs:
         self._captured.move_to_end(key)
         return self._captured[key]
 
-    def _tell(self, key: Any, name: str, error: CaptureFailed, stacklevel: int) -> None:
+    def _tell(self, key: Any, name: str, error: CaptureFailed) -> None:
         """Warn of a program that is run as it is, once."""
         if type(error.__cause__).__name__ == "FailOnRecompileLimitHit":  # what is compiled already stays in use
             if key not in self._full:
                 self._full.add(key)
-                warnings.warn(f"{name} {_TOO_MANY}", stacklevel=stacklevel + 1)
+                warnings.warn(f"{name} {_TOO_MANY}", stacklevel=users_level())
             return
         self._captured[key] = None
-        warnings.warn(f"{name} cannot be compiled and is run as it is: {error}.", stacklevel=stacklevel + 1)
+        warnings.warn(f"{name} cannot be compiled and is run as it is: {error}.", stacklevel=users_level())

@@ -48,7 +48,7 @@ class CompiledEstimate:
         several = Several.of(batches, count)
         self._call = _Call(several, [*map(_grad_of, self._parameters), *numbers], [])
         try:
-            returned = self._programs.call(func, casts.around, casts, several.first, has_aux, stacklevel=6)
+            returned = self._programs.call(func, casts.around, casts, several.first, has_aux)
         finally:
             call = self._call
             del self._call

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..ad import _torch
+from ..ad.engine.locate import users_level
 from ..ad.run.auxiliary import split_aux
 from ..ad.run.budget import parse_bytes
 from ..ad.run.replay import Replay
@@ -315,7 +316,7 @@ def _warn_of_noise(plan: NoisePlan, statistics: Statistics) -> None:
             f"of all later ones, have {share:.3g} times the power of all else; expected more samples in a batch, or "
             "batch_norm='bounded' for more than two norms.",
             UserWarning,
-            stacklevel=7,
+            stacklevel=users_level(),
         )
 
 

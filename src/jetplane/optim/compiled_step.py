@@ -98,7 +98,7 @@ class CompiledStep:
         several = Several.of(batches, count)
         call = self._call = Call(moving, kept, numbers, several)
         try:
-            returned = self._programs.call(func, casts.around, casts, several.first, has_aux, stacklevel=6)
+            returned = self._programs.call(func, casts.around, casts, several.first, has_aux)
         finally:
             del self._call
         if returned is None:

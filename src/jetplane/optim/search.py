@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..ad import _torch
+from ..ad.engine.locate import users_level
 from ..ad.run.casting import casts_around, uncast
 from ..ad.run.passes import check_leaf
 from ..compiler.several import alone, entries, stacked
@@ -312,7 +313,7 @@ class HyperplaneSearch(torch.optim.Optimizer):
         # a solver with a state is on its way to one whose steps are good enough
         if not self._warned and self._settings.solver.init() is None:
             self._warned = True
-            warnings.warn(explain(count, status), stacklevel=6)
+            warnings.warn(explain(count, status), stacklevel=users_level())
 
     def _memory(self, moving: Moving) -> Memory:
         """What directions remember."""

@@ -41,6 +41,17 @@ def called_by_autograd() -> bool:
     return frame is not None and is_differentiation(frame.f_code)
 
 
+def users_level() -> int:
+    """The ``stacklevel`` at which a warning of the one who calls this names the first line outside of libraries.
+
+    Counting frames goes wrong where torch wraps a step once more, as its schedulers and hooks do.
+    """
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and is_library(frame.f_code):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
 def is_ours(code: CodeType) -> bool:
     """Whether code is jetplane's own."""
     return code.co_filename.startswith(_OURS)

@@ -1,4 +1,4 @@
-"""Operations of a traced estimate: signs, by a kernel on CUDA and the counter elsewhere, and copies for a second pass."""
+"""Operations of a traced estimate: signs, by a kernel on CUDA and the counter elsewhere; copies for a second pass."""
 
 from __future__ import annotations
 

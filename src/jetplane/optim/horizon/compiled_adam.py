@@ -100,7 +100,7 @@ class CompiledAdam:
         several, found = Several.of(steps.batches, steps.count), list[Tensor]()
         self._under_way = steps, several, found
         try:
-            returned = self._programs.call(func, casts.around, casts, several.first, has_aux, stacklevel=7)
+            returned = self._programs.call(func, casts.around, casts, several.first, has_aux)
         finally:
             del self._under_way
         if returned is None:

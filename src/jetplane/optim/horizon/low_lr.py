@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...ad.engine.locate import users_level
 from ..moving import number_of
 
 __all__ = ["LowLr", "refuse_positional"]
@@ -75,7 +75,7 @@ class LowLr:
                 f"lr is {lr:g}: {_MEANING}, so that below {_LOW:g} hardly anything is learned. Expected lr=1, or "
                 f"rate={lr:g} to fix Adam's rate instead.",
                 UserWarning,
-                stacklevel=_level(),
+                stacklevel=users_level(),
             )
 
 
@@ -89,14 +89,6 @@ def refuse_positional(numbers: Sequence[object]) -> None:
         f"{first!r} stands behind the parameters without a name: {_MEANING}. Expected lr=1, or rate={first!r} to fix "
         f"Adam's rate instead{tangents}."
     )
-
-
-def _level() -> int:
-    """The stacklevel, for the one who calls this, of the user's own line: schedulers wrap a step once more."""
-    level, frame = 0, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("jetplane", "torch"):
-        level, frame = level + 1, frame.f_back
-    return level + 1
 
 
 def _lrs(groups: Sequence[dict[str, Any]]) -> list[float]:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ...ad.engine.locate import users_level
 from ...ad.run.directions import Given, Leaf
 from ...ad.run.passes import Pass
 from ...ad.run.replay import Replay
@@ -65,7 +66,7 @@ class Path:
         try:
             return self._pass(replay, losses, direction)
         except MissingBoundary as error:
-            warnings.warn(f"{error} The exact curvature is taken instead.", UserWarning, stacklevel=8)
+            warnings.warn(f"{error} The exact curvature is taken instead.", UserWarning, stacklevel=users_level())
             self._curvature = ExactHessian()
             return self._pass(replay, losses, direction)
 
