@@ -49,6 +49,7 @@ REVERSE = ("fomoh-bp", "backprop", "sgd", "adam")  # use a backward pass
 SCHEDULES = ("none", "rise", "step", "milestone3", "cosine", "custom")
 SOLVERS = ("absolute-curvature", "jittered-inverse", "saddle-free", "softabs", "damped", "trust-region", "cubic")
 ADAPTIVE = ("damped", "trust-region", "cubic")
+_UPRIGHT = ("mnist", "fashion-mnist", "digits")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 # What a field is where it is None: the method's own, or that of all others.
@@ -63,6 +64,7 @@ _LATER = {
     "samples": _SAMPLES_BEFORE,
     "average": 0.0,
     "penalty": 0.0,
+    "augment": False,
 }  # fields that came later: at these values a run is the one that it was without them
 
 
@@ -102,6 +104,7 @@ class Config:
     divergence: float | None = 10.0  # end at so many times the first loss, for three epochs; None: where not finite
     samples: int | None = None  # tangents J of each activation, of forward gradients; None: the library's 8 to 32
     penalty: float = 0.0  # p of p / 2 |w|^2 in the loss, without biases; running training values have it, too
+    augment: bool = False  # flips and crops of the training images, drawn for each sample and epoch
     average: float = 0.0  # judge by the mean of the parameters, with weights like step^(average - 1); 0: by the last
 
     def __post_init__(self) -> None:
@@ -128,6 +131,8 @@ class Config:
             raise ValueError(f"eps is {self.eps!r} and solver {self.solver}; eps belongs to absolute-curvature alone.")
         if self.start is not None and self.solver not in ADAPTIVE:
             raise ValueError(f"start is {self.start!r} and solver {self.solver}; {', '.join(ADAPTIVE)} have one.")
+        if self.augment and self.dataset in _UPRIGHT:
+            raise ValueError(f"augment is True, but a mirrored image of {self.dataset} is another; expected cifar-10.")
         self._check_options()
 
     def _check_options(self) -> None:

@@ -15,7 +15,7 @@ from ..config import FORWARD_GRADIENT, Config
 from .backprop import Backprop
 from .forward import Horizon, OnForwardGradients
 
-__all__ = ["Method", "evaluated", "make", "scheduled"]
+__all__ = ["Method", "average_of", "make", "scheduled"]
 
 
 class Method(Protocol):
@@ -92,9 +92,9 @@ def _on_forward_gradients(config: Config, moving: list[Tensor]) -> Method:
     return OnForwardGradients(optimizer, ForwardGradient(moving, **shared))
 
 
-def evaluated(method: Method) -> contextlib.AbstractContextManager[None]:
-    """The parameters that a method is judged by in the model, inside: an average, where it keeps one."""
-    return method.averaged() if isinstance(method, Horizon) else contextlib.nullcontext()
+def average_of(method: Method) -> contextlib.AbstractContextManager[None] | None:
+    """The average that a method keeps of the parameters in the model, inside; None where it keeps none."""
+    return method.averaged() if isinstance(method, Horizon) else None
 
 
 def scheduled(method: Method) -> torch.optim.Optimizer:
