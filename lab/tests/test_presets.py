@@ -148,7 +148,10 @@ def test_every_field_is_part_of_the_identity() -> None:
         ({"weight_decay": -0.1}, "weight_decay is -0.1; expected a finite number from 0."),
         ({"divergence": 1.0}, "divergence is 1.0; expected a finite number above 1."),
         ({"device": "gpu"}, "device is 'gpu'; expected one such as cpu, cuda or cuda:1."),
-        ({"method": "fomoh", "k": 3}, "k is 3, but method fomoh takes none; fgd, fomoh-kd, gauss-newton take it."),
+        (
+            {"method": "fomoh", "k": 3},
+            "k is 3, but method fomoh takes none; fgd, fomoh-kd, gauss-newton, mezo, fzoo take it.",
+        ),
         ({"method": "backprop", "momentum": 0.9}, "momentum is 0.9, but method backprop takes none; sgd, forward-sgd"),
         ({"eps": 0.1, "method": "fomoh", "solver": "damped"}, "eps is 0.1 and solver damped; eps belongs to"),
         ({"start": 0.1}, "start is 0.1 and solver None; damped, trust-region, cubic have one."),

@@ -16,7 +16,17 @@ import torch
 from . import models
 
 __all__ = [
-    *("DTYPES", "FORWARD_GRADIENT", "METHODS", "PER_SAMPLE", "REVERSE", "SCHEDULES", "SECOND_ORDER", "SOLVERS"),
+    *(
+        "DTYPES",
+        "FORWARD_GRADIENT",
+        "METHODS",
+        "PER_SAMPLE",
+        "REVERSE",
+        "SCHEDULES",
+        "SECOND_ORDER",
+        "SOLVERS",
+        "ZEROTH_ORDER",
+    ),
     *("Config", "choice"),
 ]
 
@@ -38,6 +48,8 @@ _TAKES: dict[str, tuple[str, ...]] = {
     "forward-sgd": ("samples", "weight_decay", "momentum", "compile"),
     "horizon": ("samples", "eps", "weight_decay", "compile"),
     "gauss-newton": ("k", "clip", "weight_decay", "compile"),
+    "mezo": ("k", "eps", "weight_decay"),
+    "fzoo": ("k", "eps", "weight_decay"),
 }
 _TAKES |= {method: (*names, "average") for method, names in _TAKES.items() if method != "horizon"}  # it has its own
 # a penalty on the weights has no activations
@@ -45,6 +57,7 @@ _TAKES |= {method: (*names, "penalty") for method, names in _TAKES.items() if me
 METHODS = tuple(_TAKES)
 SECOND_ORDER = ("fomoh", "fomoh-bp", "fomoh-kd", "gauss-newton")  # measure the curvature of a plane
 PER_SAMPLE = (*FORWARD_GRADIENT, "gauss-newton")  # are given one loss for each sample
+ZEROTH_ORDER = ("mezo", "fzoo")  # know losses alone
 REVERSE = ("fomoh-bp", "backprop", "sgd", "adam")  # use a backward pass
 SCHEDULES = ("none", "rise", "step", "milestone3", "cosine", "custom")
 SOLVERS = ("absolute-curvature", "jittered-inverse", "saddle-free", "softabs", "damped", "trust-region", "cubic")
@@ -54,8 +67,8 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 # What a field is where it is None: the method's own, or that of all others.
 _OWN: dict[str, tuple[dict[str, Any], Any]] = {
-    "k": ({"gauss-newton": 64}, 1),
-    "lr": ({"forward-adam": 2e-3, "horizon": 1.0, "gauss-newton": 1.0}, 0.1),
+    "k": ({"gauss-newton": 64, "fzoo": 8}, 1),
+    "lr": ({"forward-adam": 2e-3, "horizon": 1.0, "gauss-newton": 1.0, "mezo": 1e-3, "fzoo": 1e-5}, 0.1),
 }
 _NONE: Any = None
 _MOST_TANGENTS = 32  # that the library takes where nothing is said
@@ -79,7 +92,7 @@ class Config:
 
     model: str = "cnn"
     method: str = "fomoh-kd"  # one of METHODS; "backprop" is plain SGD
-    k: int = _NONE  # directions: of FGD and FoMoH-KD (1), and of the Gauss-Newton search (64)
+    k: int = _NONE  # directions: of FGD, FoMoH-KD, MeZO (1), FZOO (8), and of the Gauss-Newton search (64)
     lr: float = _NONE  # 0.1; of "horizon" and "gauss-newton", which find the length of a step, a factor (1)
     batch_size: int = 2048
     epochs: int = 10
@@ -95,7 +108,8 @@ class Config:
     tf32: bool = False  # on CUDA: products of float32 numbers with 10 bits of mantissa
     compile: bool = False  # the step as one graph
     evaluate_train: int = 0  # evaluate the training split after every so many epochs, and the last; 0: the last only
-    eps: float | None = None  # added to the curvature by FoMoH and FoMoH-BP (1e-5), to the root by Adam (1e-8)
+    eps: float | None = None  # added to the curvature by FoMoH, FoMoH-BP (1e-5), to the root by Adam (1e-8); of MeZO
+    # and FZOO the length of a perturbation (1e-3)
     clip: float | None = None  # largest length of an update
     weight_decay: float = 0.0
     momentum: float = 0.0  # of "sgd" and "forward-sgd"

@@ -61,7 +61,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     add("--preset", metavar="PRESET", help="the same")
     add("--model", metavar="NAME", help=f"{' or '.join(models.MODELS)}")
     add("--method", metavar="NAME", help=f"{', '.join(METHODS)} (backprop is plain SGD)")
-    add("--k", type=int, metavar="K", help="directions, of fgd, fomoh-kd (1) and gauss-newton (64)")
+    add("--k", type=int, metavar="K", help="directions, of fgd, fomoh-kd, mezo (1), fzoo (8), gauss-newton (64)")
     add(
         "--samples",
         type=int,
@@ -89,7 +89,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     add("--solver", metavar="NAME", help=f"of fomoh, fomoh-bp and fomoh-kd: {', '.join(SOLVERS)}")
     add("--start", type=float, metavar="X", help=f"damping, radius or sigma at the start, of {', '.join(ADAPTIVE)}")
     add("--divergence", type=_limit, metavar="X", help="end above X times the first loss, for 3 epochs; or none")
-    add("--eps", type=float, metavar="X", help="added to the curvature (fomoh, fomoh-bp), or Adam's")
+    add("--eps", type=float, metavar="X", help="added to the curvature (fomoh, fomoh-bp), Adam's, or mezo's and fzoo's")
     add("--clip", type=float, metavar="X", help="largest length of an update")
     add("--weight-decay", type=float, metavar="X", help="share of a parameter that a step of length lr = 1 takes away")
     add("--penalty", type=float, metavar="X", help="X / 2 times the squared length of the weights, in the loss")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from jetplane import ForwardGradient, optim, solvers
 
-from ..config import FORWARD_GRADIENT, Config
+from ..config import FORWARD_GRADIENT, ZEROTH_ORDER, Config
 from .backprop import Backprop
 from .forward import Horizon, OnForwardGradients
 
@@ -58,6 +58,15 @@ def make(config: Config, parameters: Iterable[Tensor]) -> Method:
         graphed = config.compile and moving[0].is_cuda  # then its count of steps must lie on the device
         adam = torch.optim.Adam(moving, config.lr, eps=eps, weight_decay=config.weight_decay, capturable=graphed)
         return Backprop(adam, compile=config.compile)
+    if config.method in ZEROTH_ORDER:
+        named = {"mezo": optim.MeZO, "fzoo": optim.FZOO}[config.method]
+        eps = 1e-3 if config.eps is None else config.eps
+        decay = config.weight_decay
+        return named(moving, config.lr, config.k, eps=eps, seed=config.seed, weight_decay=decay)
+    return _search(config, moving)
+
+
+def _search(config: Config, moving: list[Tensor]) -> Method:
     # patience: None, for a run of 3000 epochs must not end for ten bad steps; they are counted in the metrics
     options: dict[str, Any] = {
         "seed": config.seed,

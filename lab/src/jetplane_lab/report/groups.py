@@ -41,9 +41,17 @@ _METHODS = {
     **{"sgd": "SGD", "adam": "Adam"},
     **{"forward-adam": "Forward gradients, Adam", "forward-sgd": "Forward gradients, SGD"},
     **{"horizon": "HorizonAdam", "gauss-newton": "Gauss-Newton search"},
+    **{"mezo": "MeZO", "fzoo": "FZOO"},
 }
 TEST = {"test_nll": "test NLL", "test_accuracy": "test accuracy"}  # of runs with samples held out
-_BEYOND = ("gauss-newton", "forward-sgd", "forward-adam", "horizon")  # forward-only methods that are not the paper's
+_BEYOND = (
+    "mezo",
+    "fzoo",
+    "gauss-newton",
+    "forward-sgd",
+    "forward-adam",
+    "horizon",
+)  # forward-only methods that are not the paper's
 _WHERE = frozenset({"seed", "device", "evaluate_train", "divergence"})  # runs of one row may differ in these
 _SPEED = _WHERE | {"epochs", "tf32", "compile"}  # and a run may differ from the paper's row in these
 
@@ -226,7 +234,7 @@ def method_label(config: Config) -> str:
     'FoMoH-3D'
     """
     name = f"FoMoH-{config.k}D" if config.method == "fomoh-kd" else _METHODS[config.method]
-    if config.method == "gauss-newton" or (config.method == "fgd" and config.k > 1):
+    if config.method in ("gauss-newton", "fzoo") or (config.method in ("fgd", "mezo") and config.k > 1):
         name += f" (K = {config.k})"
     if config.method in FORWARD_GRADIENT:
         name += f" (J = {config.samples or '8 to 32'})"
