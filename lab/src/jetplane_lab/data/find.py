@@ -98,6 +98,7 @@ def obtain(known: Known, at: Place, download: bool) -> tuple[dict[str, check.Con
             if isinstance(error, DamagedData):
                 _log.warning("%s; fetching it again", error)
             wanted.append(file)
+    cifar.contents.cache_clear()  # it is large, and all of it was read
     origins: dict[str, None] = {}  # a set that keeps its order
     if wanted:
         for file, raw, content, origin in fetch(known, wanted):
