@@ -16,7 +16,17 @@ import torch
 from . import models
 
 __all__ = [
-    *("DTYPES", "FORWARD_GRADIENT", "METHODS", "PER_SAMPLE", "REVERSE", "SCHEDULES", "SECOND_ORDER", "SOLVERS"),
+    *(
+        "DTYPES",
+        "FORWARD_GRADIENT",
+        "METHODS",
+        "PER_SAMPLE",
+        "REVERSE",
+        "SCHEDULES",
+        "SECOND_ORDER",
+        "SOLVERS",
+        "ZEROTH_ORDER",
+    ),
     *("Config", "choice"),
 ]
 
@@ -38,6 +48,8 @@ _TAKES: dict[str, tuple[str, ...]] = {
     "forward-sgd": ("samples", "weight_decay", "momentum", "compile"),
     "horizon": ("samples", "eps", "weight_decay", "compile"),
     "gauss-newton": ("k", "clip", "weight_decay", "compile"),
+    "mezo": ("k", "eps", "weight_decay"),
+    "fzoo": ("k", "eps", "weight_decay"),
 }
 _TAKES |= {method: (*names, "average") for method, names in _TAKES.items() if method != "horizon"}  # it has its own
 # a penalty on the weights has no activations
@@ -45,16 +57,18 @@ _TAKES |= {method: (*names, "penalty") for method, names in _TAKES.items() if me
 METHODS = tuple(_TAKES)
 SECOND_ORDER = ("fomoh", "fomoh-bp", "fomoh-kd", "gauss-newton")  # measure the curvature of a plane
 PER_SAMPLE = (*FORWARD_GRADIENT, "gauss-newton")  # are given one loss for each sample
+ZEROTH_ORDER = ("mezo", "fzoo")  # know losses alone
 REVERSE = ("fomoh-bp", "backprop", "sgd", "adam")  # use a backward pass
 SCHEDULES = ("none", "rise", "step", "milestone3", "cosine", "custom")
 SOLVERS = ("absolute-curvature", "jittered-inverse", "saddle-free", "softabs", "damped", "trust-region", "cubic")
 ADAPTIVE = ("damped", "trust-region", "cubic")
+_UPRIGHT = ("mnist", "fashion-mnist", "digits")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 # What a field is where it is None: the method's own, or that of all others.
 _OWN: dict[str, tuple[dict[str, Any], Any]] = {
-    "k": ({"gauss-newton": 64}, 1),
-    "lr": ({"forward-adam": 2e-3, "horizon": 1.0, "gauss-newton": 1.0}, 0.1),
+    "k": ({"gauss-newton": 64, "fzoo": 8}, 1),
+    "lr": ({"forward-adam": 2e-3, "horizon": 1.0, "gauss-newton": 1.0, "mezo": 1e-3, "fzoo": 1e-5}, 0.1),
 }
 _NONE: Any = None
 _MOST_TANGENTS = 32  # that the library takes where nothing is said
@@ -63,6 +77,7 @@ _LATER = {
     "samples": _SAMPLES_BEFORE,
     "average": 0.0,
     "penalty": 0.0,
+    "augment": False,
 }  # fields that came later: at these values a run is the one that it was without them
 
 
@@ -77,7 +92,7 @@ class Config:
 
     model: str = "cnn"
     method: str = "fomoh-kd"  # one of METHODS; "backprop" is plain SGD
-    k: int = _NONE  # directions: of FGD and FoMoH-KD (1), and of the Gauss-Newton search (64)
+    k: int = _NONE  # directions: of FGD, FoMoH-KD, MeZO (1), FZOO (8), and of the Gauss-Newton search (64)
     lr: float = _NONE  # 0.1; of "horizon" and "gauss-newton", which find the length of a step, a factor (1)
     batch_size: int = 2048
     epochs: int = 10
@@ -93,7 +108,8 @@ class Config:
     tf32: bool = False  # on CUDA: products of float32 numbers with 10 bits of mantissa
     compile: bool = False  # the step as one graph
     evaluate_train: int = 0  # evaluate the training split after every so many epochs, and the last; 0: the last only
-    eps: float | None = None  # added to the curvature by FoMoH and FoMoH-BP (1e-5), to the root by Adam (1e-8)
+    eps: float | None = None  # added to the curvature by FoMoH, FoMoH-BP (1e-5), to the root by Adam (1e-8); of MeZO
+    # and FZOO the length of a perturbation (1e-3)
     clip: float | None = None  # largest length of an update
     weight_decay: float = 0.0
     momentum: float = 0.0  # of "sgd" and "forward-sgd"
@@ -102,6 +118,7 @@ class Config:
     divergence: float | None = 10.0  # end at so many times the first loss, for three epochs; None: where not finite
     samples: int | None = None  # tangents J of each activation, of forward gradients; None: the library's 8 to 32
     penalty: float = 0.0  # p of p / 2 |w|^2 in the loss, without biases; running training values have it, too
+    augment: bool = False  # flips and crops of the training images, drawn for each sample and epoch
     average: float = 0.0  # judge by the mean of the parameters, with weights like step^(average - 1); 0: by the last
 
     def __post_init__(self) -> None:
@@ -128,6 +145,8 @@ class Config:
             raise ValueError(f"eps is {self.eps!r} and solver {self.solver}; eps belongs to absolute-curvature alone.")
         if self.start is not None and self.solver not in ADAPTIVE:
             raise ValueError(f"start is {self.start!r} and solver {self.solver}; {', '.join(ADAPTIVE)} have one.")
+        if self.augment and self.dataset in _UPRIGHT:
+            raise ValueError(f"augment is True, but a mirrored image of {self.dataset} is another; expected cifar-10.")
         self._check_options()
 
     def _check_options(self) -> None:

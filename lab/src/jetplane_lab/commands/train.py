@@ -41,10 +41,11 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         "PRESET names a row of the paper's tables with its hyper-parameters; every option overrides it:\n"
         f"  {' '.join(names[:9])}\n  {' '.join(names[9:18])}\n  {names[18]}\n"
         "lr- is logistic regression, cnn- the convolutional network, -sch the row with a schedule of the learning\n"
-        "rate. Beyond the paper, with 5,000 digits held out and the test split looked at once, at the end:\n"
-        f"  {' '.join(names[19:])}\n"
-        "forward- is Adam on forward gradients, horizon- the same without a learning rate, search- the Gauss-Newton\n"
-        "search in a plane, and adam- backprop beside them. Without a preset say at least --method.\n"
+        "rate. Beyond the paper, with 5,000 samples held out and the test split looked at once, at the end:\n"
+        f"  {' '.join(names[19:24])}\n  {' '.join(names[24:])}\n"
+        "forward- is Adam on forward gradients, horizon- the same without a learning rate, cifar- that on CIFAR-10\n"
+        "(-augmented: with flips and crops), search- the Gauss-Newton search in a plane, and adam- backprop beside\n"
+        "them. Without a preset say at least --method.\n"
         "\n"
         "A run that was stopped, also by kill -9, goes on with --resume, bit for bit as if never stopped.",
         epilog="examples:\n"
@@ -60,7 +61,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     add("--preset", metavar="PRESET", help="the same")
     add("--model", metavar="NAME", help=f"{' or '.join(models.MODELS)}")
     add("--method", metavar="NAME", help=f"{', '.join(METHODS)} (backprop is plain SGD)")
-    add("--k", type=int, metavar="K", help="directions, of fgd, fomoh-kd (1) and gauss-newton (64)")
+    add("--k", type=int, metavar="K", help="directions, of fgd, fomoh-kd, mezo (1), fzoo (8), gauss-newton (64)")
     add(
         "--samples",
         type=int,
@@ -88,15 +89,16 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     add("--solver", metavar="NAME", help=f"of fomoh, fomoh-bp and fomoh-kd: {', '.join(SOLVERS)}")
     add("--start", type=float, metavar="X", help=f"damping, radius or sigma at the start, of {', '.join(ADAPTIVE)}")
     add("--divergence", type=_limit, metavar="X", help="end above X times the first loss, for 3 epochs; or none")
-    add("--eps", type=float, metavar="X", help="added to the curvature (fomoh, fomoh-bp), or Adam's")
+    add("--eps", type=float, metavar="X", help="added to the curvature (fomoh, fomoh-bp), Adam's, or mezo's and fzoo's")
     add("--clip", type=float, metavar="X", help="largest length of an update")
     add("--weight-decay", type=float, metavar="X", help="share of a parameter that a step of length lr = 1 takes away")
     add("--penalty", type=float, metavar="X", help="X / 2 times the squared length of the weights, in the loss")
     add("--momentum", type=float, metavar="X", help="of sgd and forward-sgd")
     add = parser.add_argument_group("data and device").add_argument
-    add("--dataset", metavar="NAME", help="mnist, fashion-mnist, or digits: a subset of MNIST inside the package")
+    add("--dataset", metavar="NAME", help="mnist, fashion-mnist, cifar-10, or digits: a subset of MNIST in the package")
     add("--data-dir", metavar="DIR", help="where the files of the data set lie (default: JETPLANE_DATA, or the cache)")
-    add("--hold-out", type=int, metavar="N", help="validate on N digits of the training split, not on the test split")
+    add("--augment", action=argparse.BooleanOptionalAction, help="flips and crops of the training images, of cifar-10")
+    add("--hold-out", type=int, metavar="N", help="validate on N samples of the training split, not on the test split")
     add("--evaluate-train", type=int, metavar="N", help="evaluate the training split after every N epochs, too")
     add("--device", metavar="NAME", help="cpu or cuda (default: cuda where there is one)")
     add("--dtype", metavar="NAME", help=" or ".join(DTYPES))
@@ -116,7 +118,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 _FIELDS = (
     *("model", "method", "k", "lr", "batch_size", "epochs", "schedule", "gamma", "period", "patience", "solver"),
     *("eps", "clip", "weight_decay", "momentum", "dataset", "hold_out", "evaluate_train", "device", "dtype"),
-    *("tf32", "compile", "start", "divergence", "samples", "average", "penalty"),
+    *("tf32", "compile", "start", "divergence", "samples", "average", "penalty", "augment"),
 )
 
 

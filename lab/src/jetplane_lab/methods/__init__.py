@@ -11,11 +11,11 @@ from torch import Tensor
 
 from jetplane import ForwardGradient, optim, solvers
 
-from ..config import FORWARD_GRADIENT, Config
+from ..config import FORWARD_GRADIENT, ZEROTH_ORDER, Config
 from .backprop import Backprop
 from .forward import Horizon, OnForwardGradients
 
-__all__ = ["Method", "evaluated", "make", "scheduled"]
+__all__ = ["Method", "average_of", "make", "scheduled"]
 
 
 class Method(Protocol):
@@ -58,6 +58,15 @@ def make(config: Config, parameters: Iterable[Tensor]) -> Method:
         graphed = config.compile and moving[0].is_cuda  # then its count of steps must lie on the device
         adam = torch.optim.Adam(moving, config.lr, eps=eps, weight_decay=config.weight_decay, capturable=graphed)
         return Backprop(adam, compile=config.compile)
+    if config.method in ZEROTH_ORDER:
+        named = {"mezo": optim.MeZO, "fzoo": optim.FZOO}[config.method]
+        eps = 1e-3 if config.eps is None else config.eps
+        decay = config.weight_decay
+        return named(moving, config.lr, config.k, eps=eps, seed=config.seed, weight_decay=decay)
+    return _search(config, moving)
+
+
+def _search(config: Config, moving: list[Tensor]) -> Method:
     # patience: None, for a run of 3000 epochs must not end for ten bad steps; they are counted in the metrics
     options: dict[str, Any] = {
         "seed": config.seed,
@@ -92,9 +101,9 @@ def _on_forward_gradients(config: Config, moving: list[Tensor]) -> Method:
     return OnForwardGradients(optimizer, ForwardGradient(moving, **shared))
 
 
-def evaluated(method: Method) -> contextlib.AbstractContextManager[None]:
-    """The parameters that a method is judged by in the model, inside: an average, where it keeps one."""
-    return method.averaged() if isinstance(method, Horizon) else contextlib.nullcontext()
+def average_of(method: Method) -> contextlib.AbstractContextManager[None] | None:
+    """The average that a method keeps of the parameters in the model, inside; None where it keeps none."""
+    return method.averaged() if isinstance(method, Horizon) else None
 
 
 def scheduled(method: Method) -> torch.optim.Optimizer:

@@ -21,6 +21,7 @@ from jetplane.guard import forward_only
 from .. import cost, methods, models
 from ..config import DTYPES, FORWARD_GRADIENT, PER_SAMPLE, REVERSE, SECOND_ORDER, Config
 from . import batches, environment, memory, schedules
+from .augmentation import flipped_and_cropped
 from .averaging import Average
 from .batches import Resident
 from .callbacks import Callback
@@ -28,6 +29,7 @@ from .checkpoint import State
 from .folder import Folder
 from .metrics import Metrics, Summary
 from .precision import arithmetic
+from .statistics_of_norms import taken_anew
 from .stopping import Stop, stop_signals
 from .tally import Running, Tally
 
@@ -92,6 +94,9 @@ class Trainer:
         self.data = dataset if isinstance(dataset, Resident) else batches.place(dataset, config)
         _check_data(self.data, config)
         self.model = models.build(config.model, config.seed).to(self.device, DTYPES[config.dtype])
+        self.images = self.data.train.images  # that are trained on
+        if config.augment:
+            self.images = self.images.clone()  # one memory for all epochs: a graph reads there
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
         self.method = methods.make(config, self.model.parameters())
         self.demand = memory.demand(self.model, self.data.train.images[: config.batch_size], config)
@@ -174,7 +179,10 @@ class Trainer:
         self._in_epoch = True
         began = time.perf_counter()
         tally = Tally(float(self.optimizer.param_groups[0]["lr"]), curved=self.config.method in SECOND_ORDER)
-        order = batches.order(len(self.data.train), self.config.seed, self.epoch, self.device)
+        seed, epoch = self.config.seed, self.epoch
+        order = batches.order(len(self.data.train), seed, epoch, self.device)
+        if self.config.augment:
+            flipped_and_cropped(self.data.train.images, self.data.black, seed, epoch, out=self.images)
         full, rest = divmod(len(order), self.config.batch_size)
         sizes = [self.config.batch_size] * full + [rest] * bool(rest)
         for done in self._steps(order, sizes, tally):
@@ -223,10 +231,10 @@ class Trainer:
         return self._loss_of(self.model, index)
 
     def _padded_loss(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """The same of a batch that may be filled up with -1; the mean is that over the digits that are there."""
+        """The same of a batch that may be filled up; the mean is that over the digits that are there."""
         there = index >= 0
-        place = index.clamp_min(0)
-        images, labels = self.data.train.images[place], self.data.train.labels[place]
+        place = torch.where(there, index, -1 - index)
+        images, labels = self.images[place], self.data.train.labels[place]
         logits = self.model(images)
         labelled, reduction = torch.where(there, labels, _IGNORED), self._reduction
         loss = functional.cross_entropy(logits, labelled, ignore_index=_IGNORED, reduction=reduction)
@@ -236,7 +244,7 @@ class Trainer:
         return loss, ((logits.argmax(1) == labels) & there).sum()
 
     def _loss_of(self, model: torch.nn.Module, index: Tensor) -> tuple[Tensor, Tensor]:
-        images, labels = self.data.train.images[index], self.data.train.labels[index]
+        images, labels = self.images[index], self.data.train.labels[index]
         logits = model(images)
         loss = self._penalised(functional.cross_entropy(logits, labels, reduction=self._reduction), model)
         return loss, (logits.argmax(1) == labels).sum()
@@ -252,9 +260,15 @@ class Trainer:
     def _reduction(self) -> str:
         return "none" if self.config.method in PER_SAMPLE else "mean"
 
-    def judged(self) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def judged(self) -> Iterator[None]:
         """The parameters by which the run is judged in the model, inside: an average, where there is one."""
-        return methods.evaluated(self.method) if self.average is None else self.average.averaged()
+        average = methods.average_of(self.method) if self.average is None else self.average.averaged()
+        if average is None:
+            yield
+            return
+        with average, taken_anew(self.model, self.images.split(batches.chunk(self.device))):
+            yield
 
     def _finish(self, running: Running, steps: int, seconds: float, peak: int) -> Metrics:
         """Evaluate, schedule, judge and record an epoch."""
@@ -451,6 +465,13 @@ def _check_data(data: Resident, config: Config) -> None:
     for name, there, here in zip(names, (data.name, data.hold_out, data.device, data.dtype), wanted, strict=True):
         if there != here:
             raise ValueError(f"the data given has {name} {there!s}, but the config {here!s}; expected the same.")
+    shape, wanted_shape = tuple(data.train.images.shape[1:]), models.shape(config.model)
+    if shape != wanted_shape:
+        fitting = ", ".join(name for name in models.MODELS if models.shape(name) == shape) or "none here"
+        raise ValueError(
+            f"model {config.model} takes images {wanted_shape}, but those of {data.name} are {shape}; expected a model "
+            f"for them: {fitting}."
+        )
 
 
 def _print(sentence: str) -> None:
