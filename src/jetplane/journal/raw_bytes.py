@@ -22,7 +22,8 @@ def bytes_of(tensor: Tensor) -> bytes:
         >>> bytes_of(torch.tensor([1, 2], dtype=torch.int16))
         b'\\x01\\x00\\x02\\x00'
     """
-    return bytes(_view(_plain(tensor)))
+    plain = _plain(tensor)
+    return bytes(_view(plain))
 
 
 def tensor_of(data: bytes, dtype: torch.dtype, shape: Iterable[int]) -> Tensor:
@@ -37,7 +38,8 @@ def digest(tensors: Iterable[Tensor], text: str = "") -> bytes:
     """A checksum over a text and the bits of tensors."""
     found = hashlib.blake2b(text.encode(), digest_size=DIGEST)
     for tensor in tensors:
-        found.update(_view(_plain(tensor)))
+        plain = _plain(tensor)  # which has to be there for as long as its memory is looked at
+        found.update(_view(plain))
     return found.digest()
 
 

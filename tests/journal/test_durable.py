@@ -1,0 +1,45 @@
+"""Files are whole or not there, and a folder has one writer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jetplane.errors import JournalRefused
+from jetplane.journal import durable
+
+
+def test_contents_are_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    for text in ("one", "two"):
+        durable.replace(path, lambda place, text=text: place.write_text(text))
+        assert path.read_text() == text
+    assert [one.name for one in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_failure_leaves_the_old_contents_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_text("old")
+
+    def fail(place: Path) -> None:
+        place.write_text("half")
+        raise OSError("no space")
+
+    with pytest.raises(OSError, match="no space"):
+        durable.replace(path, fail)
+    assert path.read_text() == "old" and [one.name for one in tmp_path.iterdir()] == ["a"]
+
+
+def test_removing_what_may_not_be_there(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    durable.remove([tmp_path / "a", tmp_path / "b"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_writer_at_a_time(tmp_path: Path) -> None:
+    refused = pytest.raises(JournalRefused, match="is being written already; expected one writer at a time")
+    with durable.locked(tmp_path), refused, durable.locked(tmp_path):
+        pass
+    with durable.locked(tmp_path):
+        pass

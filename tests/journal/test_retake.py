@@ -1,0 +1,112 @@
+"""Steps taken once more from their records have the bits of those that were trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from jetplane.errors import JournalDamaged, ReplayDiffers
+from jetplane.journal import Journal, opened, replay, verify
+from jetplane.optim import FGD
+from journaled import METHODS, Run, assert_replayed, convolutional, recorded, same
+
+STEPS = 22
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_step_is_replayed_bit_by_bit(method: str, tmp_path: Path) -> None:
+    states = recorded(tmp_path, method, STEPS, snapshot_every=9, digest_every=4)
+    assert not same(states[0], states[-1])
+    assert_replayed(tmp_path, states)
+    assert verify(tmp_path) == (STEPS, 5, 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("method", ["fgd", "gauss-newton", "groups"])
+def test_a_cnn_in_all_dtypes(method: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    run = Run(method, dtype, convolutional)
+    with run.journal(tmp_path, snapshot_every=100):
+        states = run.states(20)
+    assert not same(states[0], states[-1])
+    assert_replayed(tmp_path, states)
+
+
+def test_parameters_that_are_frozen_for_a_while_and_those_that_are_not_read(tmp_path: Path) -> None:
+    run = Run("previous")
+    run.model.register_parameter("idle", torch.nn.Parameter(torch.ones(3, dtype=torch.float64)))
+    run.optimizer.add_param_group({"params": [run.model.idle], "weight_decay": 0.5})
+    run.rates.append(0.05)
+    states = [run.state]
+    with run.journal(tmp_path):
+        for number in range(12):
+            run.model[0].weight.requires_grad_(not 3 <= number < 7)
+            run.step()
+            states.append(run.state)
+    assert torch.equal(states[3]["0.weight"], states[7]["0.weight"])
+    assert torch.equal(states[-1]["idle"], torch.ones(3, dtype=torch.float64))
+    assert_replayed(tmp_path, states)
+
+
+def test_steps_that_are_not_taken_leave_all_but_the_buffers(tmp_path: Path) -> None:
+    run = Run("fgd")
+    x = torch.randn(8, 2, dtype=torch.float64)
+    with run.journal(tmp_path):
+        for number in range(6):
+            factor = float("nan") if number in (2, 3) else 1.0
+            run.optimizer.step(lambda factor=factor: run.model(x).square().mean() * factor)
+    assert [one.status.name for one in opened(tmp_path).records(2, 5)] == ["NONFINITE", "NONFINITE", "OK"]
+    assert same(replay(tmp_path), run.state)
+    before, after = replay(tmp_path, 2), replay(tmp_path, 3)
+    assert torch.equal(before["0.weight"], after["0.weight"])
+    assert [int(one["1.num_batches_tracked"]) for one in (before, after)] == [2, 3]
+
+
+def test_a_strided_parameter_and_one_that_is_empty(tmp_path: Path) -> None:
+    leaf = torch.randn(5, 3, dtype=torch.float32).T.requires_grad_()
+    empty = torch.zeros(0, 2, requires_grad=True)
+    opt = FGD([leaf, empty], lr=0.1, k=2, weight_decay=0.3)
+    with Journal(tmp_path, opt):
+        for _ in range(5):
+            opt.step(lambda: leaf.cos().sum() + empty.sum())
+    found = opened(tmp_path).replica(5)
+    assert found.leaves[0].stride() == leaf.stride()
+    assert torch.equal(found.leaves[0], leaf)
+
+
+def test_parameters_that_something_else_changed_are_found_out(tmp_path: Path) -> None:
+    run = Run("fomoh-kd")
+    with run.journal(tmp_path, digest_every=5), torch.no_grad():
+        for number in range(12):
+            if number == 7:
+                run.model[0].weight.mul_(1.001)
+            run.step()
+    replay(tmp_path, 9)  # nothing is known to be wrong before the checksum
+    with pytest.raises(ReplayDiffers, match="after step 9 the replay has other parameters than training had: they "):
+        replay(tmp_path, 10)
+
+
+def test_a_step_that_ends_at_infinity_differs(tmp_path: Path) -> None:
+    recorded(tmp_path, "fomoh-kd", 3)
+    journal = opened(tmp_path)
+    replica = journal.replica(1)
+    replica.leaves[0].fill_(float("inf"))
+    with pytest.raises(ReplayDiffers, match="step 1 leads to parameters that are not finite, and in training did not"):
+        replica.take_all(journal.records(1, 2))
+
+
+def test_records_out_of_order_are_refused(tmp_path: Path) -> None:
+    recorded(tmp_path, "fomoh-kd", 3)
+    journal = opened(tmp_path)
+    with pytest.raises(JournalDamaged, match="the record after step 0 is that of step 1"):
+        journal.replica(0).take_all(journal.records(1, 2))
+
+
+def test_autocast_around_a_replay_changes_nothing(tmp_path: Path) -> None:
+    run = Run("fgd", torch.float32)
+    with run.journal(tmp_path):
+        for _ in range(3):
+            run.step()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert same(replay(tmp_path), run.state)
