@@ -31,6 +31,15 @@ def test_a_failure_leaves_the_old_contents_and_nothing_else(tmp_path: Path) -> N
     assert path.read_text() == "old" and [one.name for one in tmp_path.iterdir()] == ["a"]
 
 
+def test_what_a_kill_has_left_is_removed(tmp_path: Path) -> None:
+    unfinished = tmp_path / ".unfinished"
+    unfinished.mkdir()
+    (unfinished / ".tmp123").touch()
+    durable.tidy(tmp_path)
+    durable.tidy(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_removing_what_may_not_be_there(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
     durable.remove([tmp_path / "a", tmp_path / "b"])

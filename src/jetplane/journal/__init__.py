@@ -1,6 +1,7 @@
 """The journal of a run: every step as a few numbers in an append-only file, from which any step's parameters follow."""
 
-from .reader import Verified, holds_journal, opened, replay, verify
+from .reader import Recorded, Verified, export, holds_journal, opened, replay, verify
+from .step_record import Record
 from .writer import Journal
 
-__all__ = ["Journal", "Verified", "holds_journal", "opened", "replay", "verify"]
+__all__ = ["Journal", "Record", "Recorded", "Verified", "export", "holds_journal", "opened", "replay", "verify"]

@@ -5,27 +5,33 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ..errors import JournalRefused
 
-__all__ = ["locked", "remove", "replace", "sync", "sync_folder"]
+__all__ = ["locked", "remove", "replace", "sync", "sync_folder", "tidy"]
 
-_TEMPORARY = ".part"  # ends the names of files that are being written
+_UNFINISHED = ".unfinished"  # a folder for files that are being written: what writes them may have others beside them
 
 
 def replace(path: Path, write: Callable[[Path], object]) -> None:
-    """Let ``path`` be the file that ``write`` makes at the place it is given."""
-    temporary = path.with_name(path.name + _TEMPORARY)
+    """Let ``path`` be the file that ``write`` makes at the place it is given; missing folders are made."""
+    folder = path.parent / _UNFINISHED
+    folder.mkdir(parents=True, exist_ok=True)
     try:
-        write(temporary)
-        sync(temporary)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+        write(folder / path.name)
+        sync(folder / path.name)
+        os.replace(folder / path.name, path)
+    finally:
+        tidy(path.parent)
     sync_folder(path.parent)
+
+
+def tidy(folder: Path) -> None:
+    """Remove what a kill has left unfinished."""
+    shutil.rmtree(folder / _UNFINISHED, ignore_errors=True)
 
 
 def sync(path: Path) -> None:

@@ -17,7 +17,7 @@ from .frames import Frame, Frames, scan
 from .retake import Replica
 from .step_record import Record, decode
 
-__all__ = ["Recorded", "Verified", "holds_journal", "opened", "replay", "verify"]
+__all__ = ["Recorded", "Verified", "export", "holds_journal", "opened", "replay", "verify"]
 
 FILE = "steps.journal"
 
@@ -134,6 +134,14 @@ def replay(folder: Path | str, step: int | None = None) -> dict[str, torch.Tenso
     """
     journal = opened(folder)
     return journal.replica(journal.last if step is None else step).exported
+
+
+def export(folder: Path | str, path: Path | str, step: int | None = None) -> int:
+    """Write what :func:`replay` gives as safetensors. Returns the number of steps that were taken."""
+    journal = opened(folder)
+    replica = journal.replica(journal.last if step is None else step)
+    snapshots.export(replica.exported, Path(path), replica.step)
+    return replica.step
 
 
 def verify(folder: Path | str) -> Verified:

@@ -267,6 +267,7 @@ class Journal:
         """The folder's lock, which is kept where all goes well."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(durable.locked(self.path))
+            durable.tidy(self.path)
             yield
             self._lock = stack.pop_all()
 
