@@ -14,7 +14,7 @@ def test_contents_are_replaced(tmp_path: Path) -> None:
     path = tmp_path / "a"
     for text in ("one", "two"):
         durable.replace(path, lambda place, text=text: place.write_text(text))
-        assert path.read_text() == text
+        assert path.read_text() == text and path.stat().st_mode & 0o777 == 0o644
     assert [one.name for one in tmp_path.iterdir()] == ["a"]
 
 
@@ -32,7 +32,7 @@ def test_a_failure_leaves_the_old_contents_and_nothing_else(tmp_path: Path) -> N
 
 
 def test_what_a_kill_has_left_is_removed(tmp_path: Path) -> None:
-    unfinished = tmp_path / ".unfinished"
+    unfinished = tmp_path / ".unfinished-abc"
     unfinished.mkdir()
     (unfinished / ".tmp123").touch()
     durable.tidy(tmp_path)

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,25 +14,25 @@ from ..errors import JournalRefused
 
 __all__ = ["locked", "remove", "replace", "sync", "sync_folder", "tidy"]
 
-_UNFINISHED = ".unfinished"  # a folder for files that are being written: what writes them may have others beside them
+_UNFINISHED = ".unfinished-"  # begins names of folders in which a file is being written, and what its writer needs
 
 
 def replace(path: Path, write: Callable[[Path], object]) -> None:
     """Let ``path`` be the file that ``write`` makes at the place it is given; missing folders are made."""
-    folder = path.parent / _UNFINISHED
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        write(folder / path.name)
-        sync(folder / path.name)
-        os.replace(folder / path.name, path)
-    finally:
-        tidy(path.parent)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=_UNFINISHED, dir=path.parent) as folder:
+        temporary = Path(folder, path.name)
+        write(temporary)
+        temporary.chmod(0o644)  # some make files that nobody else can read
+        sync(temporary)
+        os.replace(temporary, path)
     sync_folder(path.parent)
 
 
 def tidy(folder: Path) -> None:
     """Remove what a kill has left unfinished."""
-    shutil.rmtree(folder / _UNFINISHED, ignore_errors=True)
+    for path in folder.glob(_UNFINISHED + "*"):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def sync(path: Path) -> None:
