@@ -14,7 +14,7 @@ from torch import nn
 
 import jetplane as jp
 from jetplane.errors import JournalRefused
-from jetplane.journal.identity import check, identity, machine, tracked
+from jetplane.journal.identity import compare, identity, machine, tracked
 from jetplane.optim import FoMoHBP, FoMoHKD, HorizonAdam
 from jetplane.solvers import SaddleFree
 
@@ -31,7 +31,7 @@ def model() -> nn.Module:
 
 
 def test_equal_runs_have_one_identity_and_lr_is_no_part_of_it() -> None:
-    check(of(model()), of(model(), lr=0.5, weight_decay=0.1, patience=None, chunk_size=1), "here")
+    compare(of(model()), of(model(), lr=0.5, weight_decay=0.1, patience=None, chunk_size=1), "here")
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_equal_runs_have_one_identity_and_lr_is_no_part_of_it() -> None:
 def test_other_settings_are_named(options: dict[str, Any], message: str) -> None:
     pattern = "the journal somewhere is that of another run: " + re.escape(message).replace(re.escape(".*"), ".*")
     with pytest.raises(JournalRefused, match=pattern + r"\.$"):
-        check(of(model()), of(model(), **options), "somewhere")
+        compare(of(model()), of(model(), **options), "somewhere")
 
 
 @pytest.mark.parametrize(
@@ -69,10 +69,10 @@ def test_other_settings_are_named(options: dict[str, Any], message: str) -> None
 )
 def test_another_model_is_named(other: Callable[[], nn.Module], message: str | None) -> None:
     if message is None:
-        check(of(model()), of(other()), "here")
+        compare(of(model()), of(other()), "here")
     else:
         with pytest.raises(JournalRefused, match=re.escape(message)):
-            check(of(model()), of(other()), "here")
+            compare(of(model()), of(other()), "here")
 
 
 def test_other_buffers_are_named() -> None:
@@ -81,7 +81,7 @@ def test_other_buffers_are_named() -> None:
     with pytest.raises(
         JournalRefused, match=r"number 0 of the buffers is 1.running_mean \(2,\) float32 there and 1.run"
     ):
-        check(of(model()), of(other), "here")
+        compare(of(model()), of(other), "here")
 
 
 def test_other_versions_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,14 +91,14 @@ def test_other_versions_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         JournalRefused, match=r"jetplane is '.*' there and '9\.9' here; torch is '.*' there and '1\.0' here"
     ):
-        check(before, of(model()), "here")
+        compare(before, of(model()), "here")
 
 
 def test_a_header_without_an_entry_differs() -> None:
     there = copy.deepcopy(of(model()))
     del there["buffers"]
     with pytest.raises(JournalRefused, match="buffers is None there and"):
-        check(there, of(model()), "here")
+        compare(there, of(model()), "here")
 
 
 def test_optimizers_of_another_kind_are_refused() -> None:

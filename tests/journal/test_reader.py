@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from jetplane.errors import JournalDamaged, JournalRefused, ReplayDiffers
-from jetplane.journal import holds_journal, opened, replay, snapshots, verify
+from jetplane.journal import holds_journal, opened, remove, replay, snapshots, verify
 from jetplane.journal.frames import begin, enframed, scan
 from jetplane.journal.reader import FILE
 from journaled import recorded, same
@@ -93,6 +93,14 @@ def test_a_run_that_leads_elsewhere_than_its_snapshot(tmp_path: Path) -> None:
         ReplayDiffers, match=r"00003.safetensors has other numbers for parameter 1 than the replay of 3 st"
     ):
         verify(tmp_path)
+
+
+def test_removing_a_journal_leaves_what_is_not_its_own(tmp_path: Path) -> None:
+    recorded(tmp_path, steps=4, snapshot_every=2)
+    (tmp_path / "mine").touch()
+    remove(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    remove(tmp_path / "none")
 
 
 def test_a_folder_without_a_journal(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from ..optim.moving import labels
 from .raw_bytes import name_of
 from .recipes import recipe_of
 
-__all__ = ["Tracked", "check", "identity", "machine", "tracked", "update_form", "versions"]
+__all__ = ["Tracked", "compare", "identity", "machine", "tracked", "update_form", "versions"]
 
 _UPDATE = 1  # the form of the update: another number wherever the arithmetic of optim/step.py's changes
 
@@ -109,7 +109,7 @@ def machine(device: torch.device) -> dict[str, Any]:
     return found
 
 
-def check(there: Mapping[str, Any], here: Mapping[str, Any], path: object) -> None:
+def compare(there: Mapping[str, Any], here: Mapping[str, Any], path: object) -> None:
     """Raise where a journal belongs to another run than this one, with what differs."""
     found = list(_differences(there, here))
     if found:

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import torch
 
 from ..errors import JournalDamaged, JournalRefused, ReplayDiffers
-from . import identity, snapshots
+from . import durable, identity, snapshots
 from .frames import Frame, Frames, scan
 from .retake import Replica
 from .step_record import Record, decode
 
-__all__ = ["Recorded", "Verified", "export", "holds_journal", "opened", "replay", "verify"]
+__all__ = ["Recorded", "Verified", "export", "holds_journal", "opened", "remove", "replay", "verify"]
 
 FILE = "steps.journal"
 
@@ -77,7 +77,7 @@ class Recorded:
 
     def check_here(self, device: torch.device) -> None:
         """Raise where these versions, or this device, make other updates than those of the run."""
-        identity.check(self.header, {**identity.versions(), "update": identity.update_form([device.type])}, self.path)
+        identity.compare(self.header, {**identity.versions(), "update": identity.update_form([device.type])}, self.path)
         if device.type == "cuda" and not torch.cuda.is_available():
             raise JournalRefused(f"the run of {self.path} was on cuda, and torch sees no such device here.")
 
@@ -124,6 +124,15 @@ def opened(folder: Path | str) -> Recorded:
         raise JournalRefused(f"{folder} holds no journal; expected a folder with a file {FILE}.")
     frames = scan(path.read_bytes(), path)
     return Recorded(folder, json.loads(frames.header.body), frames)
+
+
+def remove(folder: Path | str) -> None:
+    """Remove the journal in a folder and its snapshots, and nothing else."""
+    folder = Path(folder)
+    if folder.exists():
+        durable.remove([folder / FILE])  # first: without it the others are no journal
+        durable.remove([snapshots.path_of(folder, step) for step in snapshots.steps_of(folder)])
+        durable.tidy(folder)
 
 
 def replay(folder: Path | str, step: int | None = None) -> dict[str, torch.Tensor]:

@@ -20,14 +20,20 @@ from ..optim.slots import recall
 from ..optim.watching import NOBODY, Moved
 from . import durable, snapshots
 from .frames import begin, enframed, scan
-from .identity import Tracked, check, identity, machine, tracked
+from .identity import Tracked, compare, identity, machine, tracked
 from .raw_bytes import bytes_of, digest
 from .reader import FILE, holds_journal, opened
 from .retake import Replica
 from .snapshots import Standing
 from .step_record import Record, encode
 
-__all__ = ["Journal"]
+__all__ = ["Journal", "check"]
+
+
+def check(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None = None) -> None:
+    """Raise where there can be no journal of an optimizer's steps, before anything is written."""
+    snapshots.require()
+    identity(optimizer, tracked(optimizer, model))
 
 
 class Journal:
@@ -250,7 +256,7 @@ class Journal:
         check_whole("digest_every", digest_every, 1)
         if keep is not None:
             check_whole("keep", keep, 1)
-        snapshots.require()
+        check(optimizer, model)
         self.path, self._file = path, path / FILE
         self._snapshot_every, self._commit_every = snapshot_every, commit_every
         self._digest_every, self._keep = digest_every, keep
@@ -290,7 +296,7 @@ class Journal:
     def _go_on(self, step: int | None) -> None:
         recorded = opened(self.path)
         self._header = recorded.header
-        check(self._header, self._identity, self._file)
+        compare(self._header, self._identity, self._file)
         last = recorded.last if step is None else recorded.check(step)
         replica = recorded.replica(last, self._tracked.leaves[0].device)
         frame = recorded.frame(last)
