@@ -140,7 +140,7 @@ def test_ten_thousand_damages(
 
 
 def test_every_place_to_cut_off_the_last_three_records(written: Written, tmp_path: Path) -> None:
-    for size in range(written.frames[-3].position, len(written.data), 9):
+    for size in range(written.frames[-3].position, len(written.data), 23):
         found = outcome(written, written.data[:size], tmp_path / "cut")
         assert found == sum(frame.end <= size for frame in written.frames)
 
@@ -148,7 +148,7 @@ def test_every_place_to_cut_off_the_last_three_records(written: Written, tmp_pat
 def test_a_damaged_snapshot_is_passed_over(written: Written, tmp_path: Path) -> None:
     chance, passed = random.Random(2), 0
     newest = snapshots.path_of(written.folder, 20).read_bytes()
-    for _ in range(40):
+    for _ in range(20):
         folder = damaged(written, written.data, tmp_path / "snapshot")
         path = snapshots.path_of(folder, 20)
         path.unlink()  # it is a link
@@ -158,7 +158,7 @@ def test_a_damaged_snapshot_is_passed_over(written: Written, tmp_path: Path) -> 
             found = opened(folder).replica(23).exported
         assert same({name: found[name] for name in written.states[0]}, written.states[23])
         passed += bool(caught)
-    assert passed > 30  # else the bit was one that says nothing, as of a space
+    assert passed > 15  # else the bit was one that says nothing, as of a space
 
 
 # -- single cases ---------------------------------------------------------------------------------------------------

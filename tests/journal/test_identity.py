@@ -126,13 +126,21 @@ def test_names_are_those_of_the_model_or_of_the_optimizer() -> None:
     one = model()
     assert tracked(FoMoHKD(one.parameters()), one).names[0] == "0.weight"
     assert tracked(FoMoHKD(one.named_parameters()), None).names[0] == "0.weight"
-    assert tracked(FoMoHKD(one.parameters()), None)[1:] == (
-        ["parameter 0", "parameter 1", "parameter 2", "parameter 3"],
-        [0, 0, 0, 0],
-        {},
-    )
+    plain = tracked(FoMoHKD(one.parameters()), None)
+    assert plain.names == ["parameter 0", "parameter 1", "parameter 2", "parameter 3"]
+    assert (plain.groups, plain.buffers, plain.kept, plain.aliases) == ([0, 0, 0, 0], {}, set(), {})
     first, *others = one.parameters()
     assert tracked(FoMoHKD([{"params": [first]}, {"params": others}]), None).names[1] == "group 1's parameter 0"
+
+
+def test_names_that_a_model_has_twice_and_buffers_that_it_does_not_save() -> None:
+    one = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    one[1].weight = one[0].weight
+    one.register_buffer("scratch", torch.zeros(1), persistent=False)
+    one.register_buffer("saved", torch.zeros(1))
+    found = tracked(FoMoHKD(one.parameters()), one)
+    assert found.names == ["0.weight", "0.bias", "1.bias"] and found.aliases == {"1.weight": 0}
+    assert set(found.buffers) == {"scratch", "saved"} and found.kept == {"saved"}
 
 
 def test_a_parameter_of_another_model() -> None:

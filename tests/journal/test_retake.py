@@ -75,6 +75,38 @@ def test_a_strided_parameter_and_one_that_is_empty(tmp_path: Path) -> None:
     assert torch.equal(found.leaves[0], leaf)
 
 
+def test_what_is_replayed_is_what_a_model_loads(tmp_path: Path) -> None:
+    def tied() -> torch.nn.Module:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 2))
+        model[2].weight = model[0].weight
+        model.register_buffer("scratch", torch.zeros(2), persistent=False)
+        return model
+
+    model = tied()
+    opt = FGD(model.parameters(), lr=0.1)
+    with Journal(tmp_path, opt, model=model):
+        for _ in range(3):
+            opt.step(lambda: model(torch.randn(4, 2)).square().mean() + model.scratch.add_(1.0).sum())
+    other = tied()
+    other.load_state_dict(replay(tmp_path))
+    assert same(other.state_dict(), model.state_dict())
+    assert opened(tmp_path).replica(3).buffers["scratch"].tolist() == [3.0, 3.0]
+
+
+def test_another_machine_is_named(tmp_path: Path) -> None:
+    recorded(tmp_path, "fomoh-kd", 3, digest_every=1)
+    journal = opened(tmp_path)
+    replica = journal.replica(1)
+    replica.header["machine"] = {"processor": "other", "threads": 99}
+    replica.leaves[0].add_(1.0)
+    message = (
+        r"or this machine rounds otherwise \({'processor': 'other', 'threads': 99} there, {'processor': '.*', 'thr"
+    )
+    with pytest.raises(ReplayDiffers, match=message):
+        replica.take_all(journal.records(1, 2))
+
+
 def test_parameters_that_something_else_changed_are_found_out(tmp_path: Path) -> None:
     run = Run("fomoh-kd")
     with run.journal(tmp_path, digest_every=5), torch.no_grad():

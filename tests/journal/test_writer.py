@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from jetplane.directions import Gaussian
 from jetplane.errors import JournalRefused, OptimizationStalled
 from jetplane.journal import Journal, holds_journal, opened, replay, snapshots, verify
 from jetplane.journal.reader import FILE
@@ -23,8 +24,9 @@ from journaled import METHODS, Run, recorded, same
 # -- going on ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["fgd", "cubic", "gauss-newton", "best", "grown", "groups"])
-@pytest.mark.parametrize("commit_every", [1, 4])
+@pytest.mark.parametrize(
+    "method, commit_every", [("groups", 1), ("cubic", 1), ("gauss-newton", 1), ("best", 4), ("grown", 4), ("fgd", 4)]
+)
 def test_a_run_that_was_left_goes_on_as_if_it_never_was(method: str, commit_every: int, tmp_path: Path) -> None:
     options: dict[str, Any] = {"commit_every": commit_every, "snapshot_every": 5, "digest_every": 3}
     states = recorded(tmp_path / "whole", method, 20, **options)
@@ -216,7 +218,7 @@ def test_a_folder_that_holds_none(tmp_path: Path) -> None:
         Run("fomoh-kd").resumed(tmp_path)
 
 
-@pytest.mark.parametrize("method", ["fgd", "fomoh", "chunked", "gauss-newton", "sphere", "groups"])
+@pytest.mark.parametrize("method", ["fomoh", "gauss-newton", "groups"])
 def test_another_run_is_refused_and_nothing_is_touched(method: str, tmp_path: Path) -> None:
     recorded(tmp_path, steps=2)
     run, before = Run(method), (tmp_path / FILE).read_bytes()
@@ -272,6 +274,59 @@ def test_parameters_that_came_later(tmp_path: Path) -> None:
         run.rates.append(0.1)
         with pytest.raises(JournalRefused, match="the optimizer has 7 parameters and had 6 when its journal began"):
             run.step()
+
+
+def test_a_step_that_was_broken_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    states = recorded(tmp_path / "whole", steps=5)
+    run = Run("fomoh-kd")
+    journal = run.journal(tmp_path / "broken")
+    run.states(2)
+    with pytest.raises(ZeroDivisionError):
+        run.optimizer.step(lambda: 1 / 0)  # which moved nothing
+    run.step()
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(journal, "after", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            run.step()
+    with pytest.raises(
+        JournalRefused, match="step 3 was broken off when it may have moved the parameters; expected Jou"
+    ):
+        run.step()
+    journal.close()
+    again = Run("fomoh-kd")
+    with again.resumed(tmp_path / "broken") as journal:
+        again.step()
+        with monkeypatch.context() as patch:
+            patch.setattr("jetplane.journal.writer.enframed", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                again.step()
+        with pytest.raises(
+            JournalRefused, match=r"step 4 was broken off while it was written down; expected Journal.res"
+        ):
+            again.step()
+    last = Run("fomoh-kd")
+    with last.resumed(tmp_path / "broken"):
+        last.step()
+    assert same(last.state, states[5])
+
+
+def test_parts_that_were_changed(tmp_path: Path) -> None:
+    run = Run("fomoh-kd")
+    with run.journal(tmp_path):
+        run.optimizer.solver = copy.copy(run.optimizer.solver)  # an equal one
+        run.step()
+        for name, value in (("directions", Gaussian(4)), ("samples", 2), ("maximize", True), ("clip", 3.0)):
+            before = getattr(run.optimizer, name)
+            setattr(run.optimizer, name, value)
+            with pytest.raises(JournalRefused, match=f"is that of another run: {name} is .* there and .* here"):
+                run.step()
+            setattr(run.optimizer, name, before)
+        run.step()
+    assert same(replay(tmp_path), run.state)
 
 
 def test_an_optimizer_that_is_compiled_later(tmp_path: Path) -> None:

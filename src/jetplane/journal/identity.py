@@ -32,24 +32,32 @@ class Tracked(NamedTuple):
     names: list[str]
     groups: list[int]  # of each leaf
     buffers: dict[str, Tensor]
+    kept: set[str]  # names of the buffers that belong into a file of the model
+    aliases: dict[str, int]  # further names of leaves that a model has in several places
 
 
 def tracked(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> Tracked:
     """The parameters of an optimizer, by the names of a model where there is one, and that model's buffers."""
-    known = {} if model is None else {id(leaf): name for name, leaf in model.named_parameters()}
+    of_model = {} if model is None else {id(leaf): name for name, leaf in model.named_parameters()}
     leaves, names, numbers = [], [], []
     for number, group in enumerate(optimizer.param_groups):
         prefix = f"group {number}'s " if len(optimizer.param_groups) > 1 else ""
         for leaf, label in zip(group["params"], labels(group, prefix), strict=True):
-            if model is not None and id(leaf) not in known:
+            if model is not None and id(leaf) not in of_model:
                 raise JournalRefused(
                     f"{label} of the optimizer is no parameter of the model {type(model).__name__}; expected the model "
                     "that it trains."
                 )
             leaves.append(leaf)
-            names.append(known.get(id(leaf), label))
+            names.append(of_model.get(id(leaf), label))
             numbers.append(number)
-    return Tracked(leaves, names, numbers, {} if model is None else dict(model.named_buffers()))
+    if model is None:
+        return Tracked(leaves, names, numbers, {}, set(), {})
+    places, known = {id(leaf): place for place, leaf in enumerate(leaves)}, set(names)
+    every = model.named_parameters(remove_duplicate=False)
+    aliases = {name: places[id(leaf)] for name, leaf in every if id(leaf) in places and name not in known}
+    buffers = dict(model.named_buffers())
+    return Tracked(leaves, names, numbers, buffers, buffers.keys() & model.state_dict().keys(), aliases)
 
 
 def identity(optimizer: Any, of: Tracked) -> dict[str, Any]:
@@ -84,6 +92,8 @@ def identity(optimizer: Any, of: Tracked) -> dict[str, Any]:
             for name, leaf, group in zip(of.names, of.leaves, of.groups, strict=True)
         ],
         "buffers": [[name, list(one.shape), name_of(one.dtype)] for name, one in of.buffers.items()],
+        "unsaved": sorted(of.buffers.keys() - of.kept),
+        "aliases": of.aliases,
     }
 
 

@@ -19,6 +19,7 @@ from ..optim.step import Accepted, Solved, Swept, apply, draw, learn, moves
 from ..optim.step_settings import Numbers, StepSettings
 from ..solvers import NegativeSlope, Status
 from ..solvers.adopted import adopted as adopted_solver
+from .identity import machine
 from .raw_bytes import digest, dtype_of, tensor_of
 from .recipes import family_of
 from .snapshots import Standing, named
@@ -30,8 +31,7 @@ __all__ = ["Replica", "settings_of"]
 def settings_of(header: dict[str, Any]) -> StepSettings:
     """The parts that a replay needs; of the solver and the curvature nothing is asked."""
     family, solver = adopted_family(family_of(header["directions"])), adopted_solver(NegativeSlope())
-    samples, maximize = header["samples"], header["maximize"]
-    return StepSettings(family, NoCurvature(), solver, samples, None, maximize, None, None, None)
+    return StepSettings(family, NoCurvature(), solver, 1, None, header["maximize"], None, None, None)
 
 
 class _Known(NamedTuple):
@@ -47,7 +47,7 @@ class Replica:
     """Parameters, buffers and what directions remember, moved by records."""
 
     def __init__(self, header: dict[str, Any], device: torch.device) -> None:
-        self.settings = settings_of(header)
+        self.header, self.settings = header, settings_of(header)
         self.names = [name for name, *_ in header["parameters"]]
         self.groups = [group for *_, group in header["parameters"]]
         self.leaves = [
@@ -79,8 +79,11 @@ class Replica:
 
     @property
     def exported(self) -> dict[str, Tensor]:
-        """Parameters and buffers, by their own names."""
-        return dict(zip(self.names, self.leaves, strict=True)) | self.buffers
+        """Parameters and buffers by their own names, as in the model's state_dict."""
+        leaves = dict(zip(self.names, self.leaves, strict=True))
+        aliases = {name: self.leaves[place] for name, place in self.header["aliases"].items()}
+        unsaved = set(self.header["unsaved"])
+        return leaves | aliases | {name: one for name, one in self.buffers.items() if name not in unsaved}
 
     @torch.no_grad()
     def stand(self, state: Standing, tensors: dict[str, Tensor]) -> None:
@@ -104,11 +107,17 @@ class Replica:
         if record.digest is not None and record.digest != digest(self.named.values()):
             raise ReplayDiffers(
                 f"after step {record.step} the replay has other parameters than training had: they were changed by "
-                "something else than steps, or this machine rounds otherwise."
+                f"something else than steps, or this machine rounds otherwise{self._elsewhere()}."
             )
 
+    def _elsewhere(self) -> str:
+        """Where the run was, if that was not here."""
+        there, here = self.header["machine"], machine(self.leaves[0].device)
+        return "" if there == here else f" ({there} there, {here} here)"
+
     def _move(self, record: Record) -> None:
-        settings, moving, places = self.settings, *self._moving(record)
+        settings = self.settings._replace(samples=len(record.coefficients))
+        moving, places = self._moving(record)
         memory: Memory = {name: [kept[place] for place in places] for name, kept in self.memory.items()}
         now = Numbers(record.seed, record.step, 0, None, self.numbers.size)
         program: Any = _Known([True] * len(places) if record.used is None else record.used)

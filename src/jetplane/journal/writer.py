@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import operator
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +31,9 @@ from .step_record import Record, encode
 __all__ = ["Journal", "check"]
 
 
+_PARTS = ("directions", "curvature", "solver", "samples", "clip", "maximize", "accept")
+
+
 def check(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None = None) -> None:
     """Raise where there can be no journal of an optimizer's steps, before anything is written."""
     snapshots.require()
@@ -47,7 +51,8 @@ class Journal:
     ``digest_every`` steps a record has a checksum of the tensors, by which a replay knows that it is right.
 
     The steps must be functions of seeds and coefficients: an optimizer whose directions are not (`FoMoHBP`), whose
-    update is compiled, or that is no `HyperplaneSearch` is refused. ``model`` gives parameters their names.
+    update is compiled, or that is no `HyperplaneSearch` is refused. ``model`` gives parameters their names; without it
+    no buffers are written down, nor restored.
 
     Example:
         >>> import tempfile
@@ -66,6 +71,8 @@ class Journal:
     _end: int  # of the file
     _place: Any
     _broken: str | None  # why there can be no further step
+    _parts: list[Any]  # of the optimizer
+    _started: list[int] | None  # versions of the parameters before the step that is under way
 
     def __init__(
         self,
@@ -181,6 +188,7 @@ class Journal:
             raise JournalRefused(f"{self._broken}; expected Journal.resume, or no journal, for further steps.")
         if compiled:
             identity(self._optimizer, self._tracked)
+        self._check_parts()
         if (now.seed, now.step) != (self._header["seed"], self._step):
             raise JournalRefused(
                 f"the optimizer has seed {now.seed} and step {now.step}, and the journal in {self.path} goes on with "
@@ -191,9 +199,24 @@ class Journal:
                 f"the optimizer has {count} parameters and had {len(self._tracked.leaves)} when its journal began; "
                 "expected the same ones."
             )
+        versions = [leaf._version for leaf in self._tracked.leaves]
+        if self._started not in (None, versions):
+            raise JournalRefused(
+                f"step {now.step} was broken off when it may have moved the parameters; expected Journal.resume to go "
+                "on."
+            )
+        self._started = versions
+
+    def _check_parts(self) -> None:
+        """Raise where the optimizer has got other parts than those in the header."""
+        parts = [getattr(self._optimizer, name) for name in _PARTS]
+        if any(map(operator.is_not, parts, self._parts)):
+            compare(self._header, json.loads(json.dumps(identity(self._optimizer, self._tracked))), self._file)
+            self._parts = parts
 
     def after(self, moved: Moved) -> None:
         """A step was taken: write it down."""
+        self._broken = f"step {moved.now.step} was broken off while it was written down"
         self._step = moved.after.step
         body = encode(self._record(moved))
         data, self._chain = enframed(body, self._chain, self._end)
@@ -203,6 +226,7 @@ class Journal:
             self.commit()
         if due:
             self._snapshot(moved.after)
+        self._broken = self._started = None
 
     def _record(self, moved: Moved) -> Record:
         groups, after = self._optimizer.param_groups, moved.after
@@ -261,12 +285,13 @@ class Journal:
         self._snapshot_every, self._commit_every = snapshot_every, commit_every
         self._digest_every, self._keep = digest_every, keep
         self._tracked: Tracked = tracked(optimizer, model)
-        self._identity = identity(optimizer, self._tracked)
+        self._identity = json.loads(json.dumps(identity(optimizer, self._tracked)))
         self._optimizer: HyperplaneSearch = optimizer
         self._learns = bool(optimizer._settings.family.init().slots)
         if optimizer._watcher is not NOBODY:
             raise JournalRefused("the optimizer has a journal already; expected one for each.")
-        self._pending, self._place, self._broken = [], None, None
+        self._pending, self._place, self._broken, self._started = [], None, None, None
+        self._parts = [getattr(optimizer, name) for name in _PARTS]
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

@@ -68,7 +68,8 @@ class Trainer:
     ``folder`` is where it is recorded; a checkpoint there is gone on from. ``dataset`` is a Dataset, data that
     `batches.place` put on the device, or None to load what the config names. ``scheduler`` makes the torch scheduler
     of the schedule "custom". ``journal`` has each step written down in the folder, too. A checkpoint is
-    written after the epoch in which ``checkpoint_seconds`` have passed since the last one, and at the end. ``warn`` is told of damage that could be repaired; by default it is printed.
+    written after the epoch in which ``checkpoint_seconds`` have passed since the last one, and at the end. ``warn`` is
+    told of damage that could be repaired; by default it is printed.
 
     Nothing here draws from torch's generators: initial values, order and directions are functions of the seed. So a
     run that is stopped and resumed is, bit for bit, the run that was not.
