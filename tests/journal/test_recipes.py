@@ -11,6 +11,7 @@ import torch
 
 from jetplane import directions as d
 from jetplane.errors import JournalRefused
+from jetplane.journal import recipes
 from jetplane.journal.recipes import family_of, recipe_of
 
 FAMILIES = [
@@ -23,6 +24,15 @@ FAMILIES = [
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: type(family).__name__)
 def test_a_family_comes_back(family: d.Family) -> None:
     assert family_of(json.loads(json.dumps(recipe_of(family)))) == family
+
+
+def test_every_family_of_the_library_is_known_or_has_a_reason() -> None:
+    families = {
+        name
+        for name in d.__all__
+        if isinstance(kind := getattr(d, name), type) and issubclass(kind, d.Learning) and kind is not d.Learning
+    }
+    assert families == recipes._KNOWN.keys() | recipes._WHY.keys()
 
 
 def test_a_gradient_is_no_function_of_the_seed() -> None:

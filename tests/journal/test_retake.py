@@ -7,10 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from jetplane.errors import JournalDamaged, ReplayDiffers
-from jetplane.journal import Journal, opened, replay, verify
+from jetplane.directions import Gaussian, Plane
+from jetplane.errors import JournalDamaged, JournalRefused, ReplayDiffers
+from jetplane.journal import Journal, identity, opened, replay, snapshots, verify
+from jetplane.journal.retake import Replica
+from jetplane.journal.step_record import Record
 from jetplane.optim import FGD
-from journaled import METHODS, Run, assert_replayed, convolutional, recorded, same
+from jetplane.solvers import Status
+from journaled import METHODS, Run, assert_replayed, convolutional, recorded, same, same_bits
 
 STEPS = 22
 
@@ -133,6 +137,50 @@ def test_records_out_of_order_are_refused(tmp_path: Path) -> None:
     journal = opened(tmp_path)
     with pytest.raises(JournalDamaged, match="the record after step 0 is that of step 1"):
         journal.replica(0).take_all(journal.records(1, 2))
+
+
+def test_a_start_that_does_not_fit(tmp_path: Path) -> None:
+    recorded(tmp_path, "fomoh-kd", 2)
+    tensors, start = replay(tmp_path, 0), tmp_path / "start"
+    for name, other, message in (
+        (
+            "0.bias",
+            torch.zeros(3, dtype=torch.float64),
+            r"0.bias is \(3,\) torch.float64 in .*start; expected \(4,\) torch",
+        ),
+        (
+            "1.running_mean",
+            torch.zeros(4),
+            r"is \(4,\) torch.float32 in .*; expected \(4,\) torch.float64, as the run began",
+        ),
+        ("3.weight", None, r"3.weight is not there in .*; expected \(1, 4\) torch.float64, as the run began"),
+    ):
+        changed = {key: one for key, one in (tensors | {name: other}).items() if one is not None}
+        snapshots.export(changed, start, 0)
+        with pytest.raises(JournalRefused, match=message):
+            replay(tmp_path, start=start)
+
+
+def test_the_form_of_the_update(tmp_path: Path) -> None:
+    """Whoever changes it raises _UPDATE in journal/identity.py, so that earlier journals are refused.
+
+    One rounding after the other; with one direction there is no sum that a library could order otherwise.
+    """
+    model = torch.nn.Linear(50, 40)
+    with Journal(tmp_path, FGD(model.parameters(), seed=5), model=model):
+        pass
+    replica = Replica(opened(tmp_path).header, torch.device("cpu"))
+    expected = [torch.randn(leaf.shape) for leaf in replica.leaves]
+    for leaf, start in zip(replica.leaves, expected, strict=True):
+        leaf.copy_(start)
+    for number in range(3):
+        c, lr, factor = torch.tensor([-0.3]), 0.1 + number, 0.7
+        replica.take(Record(number, 5, Status.OK, 0.0, c.unsqueeze(0), factor, None, [lr], [0.0], 0))
+        rows = Gaussian(1).draw(Plane(5, number, 0, expected, list))
+        for position, leaf in enumerate(expected):
+            expected[position] = leaf + c * lr * rows.rows(position, leaf, 0, 1)[0] * factor
+    assert identity._UPDATE == 1
+    assert all(same_bits(leaf, other) for leaf, other in zip(replica.leaves, expected, strict=True))
 
 
 def test_autocast_around_a_replay_changes_nothing(tmp_path: Path) -> None:

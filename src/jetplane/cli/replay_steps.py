@@ -8,6 +8,8 @@ from typing import Any
 
 from jetplane import journal
 
+_ALONE = "there is no checksum and no later snapshot to compare them with"
+
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:
     """Enter the command into the command line."""
@@ -25,6 +27,12 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         "--out", type=Path, metavar="FILE.safetensors", help="write parameters and buffers here, under their names"
     )
     parser.add_argument(
+        "--start",
+        type=Path,
+        metavar="FILE.safetensors",
+        help="what the run began with, in place of a snapshot: --step 0 --out writes it",
+    )
+    parser.add_argument(
         "--verify",
         action="store_true",
         help="replay the whole run from its first snapshot, and compare it with all checksums and later snapshots",
@@ -40,8 +48,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--out is {arguments.out}, which is a folder; expected a file to write")
     if arguments.verify:
         steps, digests, snapshots = journal.verify(arguments.folder)
-        print(f"{arguments.folder}: {steps} steps replayed; {digests} checksums and {snapshots} snapshots agree.")
+        agreed = f"{digests} checksums and {snapshots} later snapshots agree"
+        print(f"{arguments.folder}: {steps} steps replayed; {agreed if digests or snapshots else _ALONE}.")
     if arguments.out is not None:
-        step = journal.export(arguments.folder, arguments.out, arguments.step)
+        step = journal.export(arguments.folder, arguments.out, arguments.step, arguments.start)
         print(f"wrote {arguments.out}: parameters and buffers after {step} steps")
     return 0

@@ -81,13 +81,16 @@ class Recorded:
         if device.type == "cuda" and not torch.cuda.is_available():
             raise JournalRefused(f"the run of {self.path} was on cuda, and torch sees no such device here.")
 
-    def replica(self, step: int, device: torch.device | None = None) -> Replica:
-        """Parameters, buffers and memory after so many steps."""
+    def replica(self, step: int, device: torch.device | None = None, start: Path | str | None = None) -> Replica:
+        """Parameters, buffers and memory after so many steps, from a snapshot, or from where the run began."""
         self.check(step)
         device = torch.device(self.header["update"].rpartition(" ")[2]) if device is None else device
         self.check_here(device)
         replica = Replica(self.header, device)
-        self._stand(replica, step)
+        if start is None:
+            self._stand(replica, step)
+        else:
+            replica.begin(snapshots.read(Path(start))[0], start)
         replica.take_all(self.records(replica.step, step))
         return replica
 
@@ -135,20 +138,21 @@ def remove(folder: Path | str) -> None:
         durable.tidy(folder)
 
 
-def replay(folder: Path | str, step: int | None = None) -> dict[str, torch.Tensor]:
+def replay(folder: Path | str, step: int | None = None, start: Path | str | None = None) -> dict[str, torch.Tensor]:
     """Parameters and buffers by their names, as they were after so many steps; None: after the last one.
 
     Bit by bit those of the training, from the newest snapshot before and the records behind it, without data, model or
-    closure.
+    closure. ``start`` is a safetensors file of what the run began with, where there are no snapshots: so a fine-tune of
+    a model that others have is its records alone.
     """
     journal = opened(folder)
-    return journal.replica(journal.last if step is None else step).exported
+    return journal.replica(journal.last if step is None else step, start=start).exported
 
 
-def export(folder: Path | str, path: Path | str, step: int | None = None) -> int:
+def export(folder: Path | str, path: Path | str, step: int | None = None, start: Path | str | None = None) -> int:
     """Write what :func:`replay` gives as safetensors. Returns the number of steps that were taken."""
     journal = opened(folder)
-    replica = journal.replica(journal.last if step is None else step)
+    replica = journal.replica(journal.last if step is None else step, start=start)
     snapshots.export(replica.exported, Path(path), replica.step)
     return replica.step
 

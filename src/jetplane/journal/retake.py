@@ -12,7 +12,7 @@ from ..ad.algebra.jet import Quadratic
 from ..curvature import NoCurvature
 from ..directions import Memory
 from ..directions.earlier import adopted as adopted_family
-from ..errors import JournalDamaged, ReplayDiffers
+from ..errors import JournalDamaged, JournalRefused, ReplayDiffers
 from ..optim.casting import casts_around, uncast
 from ..optim.moving import Moving
 from ..optim.step import Accepted, Solved, Swept, apply, draw, learn, moves
@@ -92,6 +92,19 @@ class Replica:
             tensor.copy_(tensors[name])
         self.numbers = Numbers(self.numbers.seed, state.step, state.bad, state.solver_state, state.size)
         self.lrs, self.decays, self.place = state.lrs, state.decays, state.place
+
+    @torch.no_grad()
+    def begin(self, tensors: dict[str, Tensor], source: object) -> None:
+        """Stand where the run began, by parameters and buffers under their own names."""
+        for name, tensor in self.exported.items():
+            if name not in tensors or tensors[name].shape != tensor.shape or tensors[name].dtype != tensor.dtype:
+                found = f"{tuple(tensors[name].shape)} {tensors[name].dtype}" if name in tensors else "not there"
+                expected = f"{tuple(tensor.shape)} {tensor.dtype}"
+                raise JournalRefused(f"{name} is {found} in {source}; expected {expected}, as the run began.")
+            tensor.copy_(tensors[name])
+        self.numbers = self.numbers._replace(size=self.settings.family.init().size)
+        if digest(self.named.values()).hex() != self.header["start"]:
+            raise JournalRefused(f"{source} holds other numbers than those that the run began with.")
 
     @torch.no_grad()
     def take(self, record: Record) -> None:

@@ -308,9 +308,9 @@ class Journal:
 
     def _begin(self) -> None:
         now = self._optimizer._numbers
-        start = digest(self._tensors().values()).hex()
-        self._header = {**self._identity, "first": now.step, "machine": machine(self._tracked.leaves[0].device)}
-        self._header["run"] = digest([], json.dumps([self._header, start])).hex()
+        start, where = digest(self._tensors().values()).hex(), machine(self._tracked.leaves[0].device)
+        self._header = {**self._identity, "first": now.step, "start": start, "machine": where}
+        self._header["run"] = digest([], json.dumps(self._header)).hex()
         data = begin(json.dumps(self._header).encode())
         self._step, self._end = now.step, len(data)
         self._chain = scan(data, self._file).header.crc
