@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import compress
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..ad.algebra.jet import Quadratic
+from ..ad.finite import finite
 from ..curvature import NoCurvature
 from ..directions import Memory
 from ..directions.earlier import adopted as adopted_family
@@ -66,6 +68,7 @@ class Replica:
         self.lrs: Sequence[float] = []  # of the groups, at the last step; none where there was none
         self.decays: Sequence[float] = []
         self.place: Any = None
+        self._moved: set[int] = set()  # leaves, which training has left finite
 
     @property
     def step(self) -> int:
@@ -134,13 +137,13 @@ class Replica:
         memory: Memory = {name: [kept[place] for place in places] for name, kept in self.memory.items()}
         now = Numbers(record.seed, record.step, 0, None, self.numbers.size)
         program: Any = _Known([True] * len(places) if record.used is None else record.used)
+        self._moved.update(compress(places, program.used))
         coefficients = list(record.coefficients.to(moving.device))
         drawn = draw(settings, now, program, moving, memory)
         deltas = moves(drawn, coefficients, moving, program.used, record.block)
         solved = Solved(Status.OK, coefficients, deltas, record.factor)
         accepted = Accepted(Status.OK, record.factor, None, None)
-        if apply(accepted, solved, program, moving, keep=bool(memory)) is not Status.OK:
-            raise ReplayDiffers(f"step {record.step} leads to parameters that are not finite, and in training did not.")
+        apply(accepted, solved, program, moving, keep=bool(memory), known=True)  # to look would wait for the device
         if memory:
             assert record.slopes is not None
             models = [_sloped(slope.to(moving.device)) for slope in record.slopes]
@@ -164,6 +167,10 @@ class Replica:
             if record.step != self.step:
                 raise JournalDamaged(f"the record after step {self.step} is that of step {record.step}.")
             self.take(record)
+        if not finite([self.leaves[place] for place in self._moved]):
+            raise ReplayDiffers(
+                f"after {self.step} steps the replay has numbers that are not finite, and training had none."
+            )
 
 
 def _sloped(slope: Tensor) -> Quadratic:

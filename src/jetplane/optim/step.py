@@ -163,8 +163,10 @@ def accept(
     return Accepted(Status.REJECTED, factor, actual, state)
 
 
-def apply(accepted: Accepted, solved: Solved, closures: Closures, moving: Moving, *, keep: bool) -> Status:
-    """Move the parameters, or none of them where one would not be finite.
+def apply(
+    accepted: Accepted, solved: Solved, closures: Closures, moving: Moving, *, keep: bool, known: bool = False
+) -> Status:
+    """Move the parameters, or none of them where one would not be finite; ``known`` says that none would.
 
     Multiplies the update by its factor; and overwrites it, unless it is to be kept.
     """
@@ -176,7 +178,7 @@ def apply(accepted: Accepted, solved: Solved, closures: Closures, moving: Moving
     kept = [1.0 - lr * decay for lr, decay in zip(moving.lrs, moving.decays, strict=True)]
     chosen = list(compress(zip(moving.tensors, solved.deltas, kept, strict=True), closures.used))
     ends = [torch.add(delta, leaf, alpha=part, out=None if keep else delta) for leaf, delta, part in chosen]
-    if not finite(ends):
+    if not (known or finite(ends)):
         return Status.NONFINITE
     for (leaf, *_), end in zip(chosen, ends, strict=True):
         leaf.copy_(end)
