@@ -65,9 +65,15 @@ METHODS: dict[str, Make] = {
 class Run:
     """A run whose batches are a function of the step; its lr follows the step, too."""
 
-    def __init__(self, method: str, dtype: torch.dtype = torch.float64, model: Callable[[], nn.Module] = network):
+    def __init__(
+        self,
+        method: str,
+        dtype: torch.dtype = torch.float64,
+        model: Callable[[], nn.Module] = network,
+        device: str = "cpu",
+    ) -> None:
         torch.manual_seed(7)
-        self.model = model().to(dtype)
+        self.model = model().to(device, dtype)
         self.optimizer = METHODS[method](self.model)
         self.shape = (1, 6, 6) if model is convolutional else (2,)
         self.rates = [group["lr"] for group in self.optimizer.param_groups]
@@ -75,8 +81,7 @@ class Run:
     def step(self) -> None:
         number = self.optimizer.param_groups[0]["step"]
         made = torch.Generator().manual_seed(number)
-        dtype = next(self.model.parameters()).dtype
-        x = torch.randn(8, *self.shape, generator=made).to(dtype)
+        x = torch.randn(8, *self.shape, generator=made).to(next(self.model.parameters()))
         y = x.flatten(1).sum(1, keepdim=True).tanh()
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate * 0.99**number

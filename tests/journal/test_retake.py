@@ -37,6 +37,20 @@ def test_a_cnn_in_all_dtypes(method: str, dtype: torch.dtype, tmp_path: Path) ->
     assert_replayed(tmp_path, states)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("method", ["fgd", "fomoh-kd", "gauss-newton", "groups", "cubic"])
+def test_a_cnn_on_cuda(method: str, tmp_path: Path) -> None:
+    run = Run(method, torch.float32, convolutional, "cuda")
+    with run.journal(tmp_path, digest_every=5, snapshot_every=8):
+        states = run.states(20)
+    assert not same(states[0], states[-1])
+    assert_replayed(tmp_path, states)
+    assert verify(tmp_path) == (20, 4, 2)
+    again = Run(method, torch.float32, convolutional, "cuda")
+    again.resumed(tmp_path).close()
+    assert same(again.state, states[-1])
+
+
 def test_parameters_that_are_frozen_for_a_while_and_those_that_are_not_read(tmp_path: Path) -> None:
     run = Run("previous")
     run.model.register_parameter("idle", torch.nn.Parameter(torch.full((3,), torch.inf, dtype=torch.float64)))

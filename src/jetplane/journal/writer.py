@@ -87,12 +87,12 @@ class Journal:
     ) -> None:
         options = snapshot_every, commit_every, digest_every, keep
         self._prepare(Path(path), optimizer, model, *options)
-        if holds_journal(self.path):
-            raise JournalRefused(
-                f"{self.path} holds a journal already; expected another folder, or Journal.resume to go on with it."
-            )
         self.path.mkdir(parents=True, exist_ok=True)
         with self._locked():
+            if holds_journal(self.path):
+                raise JournalRefused(
+                    f"{self.path} holds a journal already; expected another folder, or Journal.resume to go on with it."
+                )
             self._begin()
             self._attach()
 
