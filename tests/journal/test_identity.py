@@ -117,7 +117,8 @@ def test_a_gradient_is_refused() -> None:
 
 
 def test_compiled_steps_are_refused() -> None:
-    opt = FoMoHKD(model().parameters(), compile=True)
+    opt = FoMoHKD(model().parameters())
+    opt.compile = True
     with pytest.raises(JournalRefused, match="has compile=True, and the compiler's update is rounded otherwise than"):
         identity(opt, tracked(opt, None))
 

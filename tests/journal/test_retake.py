@@ -16,7 +16,7 @@ from jetplane.optim import FGD
 from jetplane.solvers import Status
 from journaled import METHODS, Run, assert_replayed, convolutional, recorded, same, same_bits
 
-STEPS = 22
+STEPS = 20
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -27,8 +27,10 @@ def test_every_step_is_replayed_bit_by_bit(method: str, tmp_path: Path) -> None:
     assert verify(tmp_path) == (STEPS, 5, 2)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("method", ["fgd", "gauss-newton", "groups"])
+@pytest.mark.parametrize(
+    "method, dtype",
+    [("fgd", torch.float32), ("groups", torch.float64), ("groups", torch.bfloat16), ("gauss-newton", torch.bfloat16)],
+)
 def test_a_cnn_in_all_dtypes(method: str, dtype: torch.dtype, tmp_path: Path) -> None:
     run = Run(method, dtype, convolutional)
     with run.journal(tmp_path, snapshot_every=100):

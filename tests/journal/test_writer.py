@@ -18,8 +18,8 @@ from jetplane.directions import Gaussian
 from jetplane.errors import JournalRefused, OptimizationStalled
 from jetplane.journal import Journal, holds_journal, opened, replay, snapshots, verify
 from jetplane.journal.reader import FILE
-from jetplane.optim import FGD, FoMoHKD
-from journaled import METHODS, Run, recorded, same
+from jetplane.optim import FGD
+from journaled import Run, recorded, same
 
 # -- going on ---------------------------------------------------------------------------------------------------------
 
@@ -385,9 +385,3 @@ def test_a_copy_of_the_optimizer_has_no_journal(tmp_path: Path) -> None:
         model, opt = copy.deepcopy((run.model, run.optimizer))
         opt.step(lambda: model(torch.ones(8, 2, dtype=torch.float64)).sum())
     assert opened(tmp_path).last == 0
-
-
-def test_all_methods_of_the_tests_can_begin(tmp_path: Path) -> None:
-    for name in METHODS:
-        Run(name).journal(tmp_path / name).close()
-    assert isinstance(Run("fomoh-kd").optimizer, FoMoHKD)
