@@ -53,7 +53,7 @@ def test_records_travel_without_snapshots(tmp_path: Path, capsys: pytest.Capture
     assert cli.main(["replay", str(tmp_path / "run"), "--step", "0", "--out", str(base)]) == 0
     snapshots.path_of(tmp_path / "run", 0).unlink()
     assert [path.name for path in (tmp_path / "run").iterdir()] == [FILE]
-    assert cli.main(["replay", str(tmp_path / "run"), "--start", str(base), "--out", str(end)]) == 0
+    assert cli.main(["replay", str(tmp_path / "run"), "--start", str(base), "--out", str(end), "--verify"]) == 0
     assert same(load_file(end), states[6])
     assert cli.main(["replay", str(tmp_path / "run"), "--start", str(end), "--out", str(end)]) == 2
     assert "end.safetensors holds other numbers than those that the run began with" in capsys.readouterr().err

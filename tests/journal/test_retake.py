@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn import functional
 
 from jetplane.directions import Gaussian, Plane
 from jetplane.errors import JournalDamaged, JournalRefused, ReplayDiffers
@@ -199,6 +200,21 @@ def test_the_form_of_the_update(tmp_path: Path) -> None:
             expected[position] = leaf + c * lr * rows.rows(position, leaf, 0, 1)[0] * factor
     assert identity._UPDATE == 1
     assert all(same_bits(leaf, other) for leaf, other in zip(replica.leaves, expected, strict=True))
+
+
+def test_the_default_device_and_inference_mode_change_nothing(tmp_path: Path) -> None:
+    run, again = Run("gauss-newton"), Run("gauss-newton")
+    x, y = torch.ones(8, 2, dtype=torch.float64), torch.zeros(8, 1, dtype=torch.float64)
+    with run.journal(tmp_path, snapshot_every=3, digest_every=2), torch.inference_mode():
+        run.step()
+        with torch.device("meta"):  # what is made on it by mistake is refused
+            run.optimizer.step(lambda: functional.mse_loss(run.model(x), y))
+        run.step()
+        run.step()
+    with torch.device("meta"):
+        assert same(replay(tmp_path), run.state) and verify(tmp_path) == (4, 2, 1)
+        again.resumed(tmp_path).close()
+    assert same(again.state, run.state)
 
 
 def test_autocast_around_a_replay_changes_nothing(tmp_path: Path) -> None:

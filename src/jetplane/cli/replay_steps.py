@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.out is not None and arguments.out.is_dir():
         raise ValueError(f"--out is {arguments.out}, which is a folder; expected a file to write")
     if arguments.verify:
-        steps, digests, snapshots = journal.verify(arguments.folder)
+        steps, digests, snapshots = journal.verify(arguments.folder, arguments.start)
         agreed = f"{digests} checksums and {snapshots} later snapshots agree"
         print(f"{arguments.folder}: {steps} steps replayed; {agreed if digests or snapshots else _ALONE}.")
     if arguments.out is not None:

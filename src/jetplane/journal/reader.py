@@ -157,11 +157,11 @@ def export(folder: Path | str, path: Path | str, step: int | None = None, start:
     return replica.step
 
 
-def verify(folder: Path | str) -> Verified:
-    """Replay a run from its first snapshot on, and compare with all that it holds; raises where they differ."""
+def verify(folder: Path | str, start: Path | str | None = None) -> Verified:
+    """Replay a run from its first snapshot, or ``start``, and compare with all it holds; raises where they differ."""
     journal = opened(folder)
     steps = [step for step in snapshots.steps_of(journal.folder) if journal.first < step <= journal.last]
-    replica = journal.replica(journal.first)
+    replica = journal.replica(journal.first, start=start)
     digests = 0
     for step in [*steps, journal.last]:
         for record in journal.records(replica.step, step):
