@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,12 @@ def test_removing_what_may_not_be_there(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
     durable.remove([tmp_path / "a", tmp_path / "b"])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    with pytest.raises(JournalRefused, match=r"needs file locks .*and this system has none"), durable.locked(tmp_path):
+        pass
 
 
 def test_one_writer_at_a_time(tmp_path: Path) -> None:

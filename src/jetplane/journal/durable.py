@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import tempfile
@@ -61,6 +60,10 @@ def remove(paths: list[Path]) -> None:
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Nobody else writes in the folder, inside. The lock goes with its process."""
+    try:
+        import fcntl  # not everywhere
+    except ImportError:
+        raise JournalRefused("a journal needs file locks (fcntl), and this system has none.") from None
     handle = os.open(folder, os.O_RDONLY)
     try:
         try:
