@@ -13,7 +13,7 @@ from jetplane.ad.algebra import registry
 ROOT = Path(__file__).parents[1]
 BLOCKS = [
     pytest.param(block, id=f"{name}-{number}")
-    for name in ("README.md", "CONTRIBUTING.md")
+    for name in ("README.md", "CONTRIBUTING.md", "docs/journal.md")
     for number, block in enumerate(re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), re.DOTALL))
 ]
 

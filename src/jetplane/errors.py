@@ -40,3 +40,15 @@ class MissingBoundary(JetplaneError, ValueError):
 
 class CoupledSamples(JetplaneError, ValueError):
     """The loss of one sample depends on another sample, and that was not to be."""
+
+
+class JournalDamaged(JetplaneError, RuntimeError):
+    """A file of a journal is not what was written."""
+
+
+class JournalRefused(JetplaneError, ValueError):
+    """A journal cannot be written, or does not belong to this run."""
+
+
+class ReplayDiffers(JetplaneError, RuntimeError):
+    """The replayed steps of a journal lead to other parameters than training had."""

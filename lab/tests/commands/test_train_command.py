@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from jetplane.cli import main
 from jetplane_lab.training import Callback, Config, Trainer, checkpoint
@@ -47,6 +48,20 @@ def test_a_preset_is_trained_with_options_on_top(capsys: pytest.CaptureFixture[s
     assert lines[3].startswith("last epoch")
     assert lines[4].split()[:5] == ["paper:", "Backpropagation", "0.2265", "±", "0.0000"]
     assert captured.err.startswith("lr-backprop seed 0: epoch 2/2: lr 0.0356, train ")
+
+
+def test_any_step_of_a_run_with_a_journal_is_rebuilt(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["train", "--preset", "lr-fomoh-2d", *SHORT, "--out", "run", "--quiet"]
+    assert main([*command, "--journal"]) == 0
+    assert main(["replay", "run/journal", "--verify", "--step", "2", "--out", "step-2.safetensors"]) == 0
+    assert "run/journal: 4 steps replayed; there is no checksum" in capsys.readouterr().out
+    assert main(["replay", "run/journal", "--out", "last.safetensors"]) == 0
+    found, expected = load_file("last.safetensors"), checkpoint.load(Path("run", CHECKPOINT)).model
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    assert not torch.equal(load_file("step-2.safetensors")["linear.weight"], found["linear.weight"])
+    capsys.readouterr()
+    assert main(["train", "--method", "adam", "--lr", "0.1", *SHORT, "--journal", "--out", "other"]) == 2
+    assert "the optimizer is Adam, whose update is no sum of directions" in capsys.readouterr().err
 
 
 def test_several_seeds_together_and_in_turn_are_the_same(capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,6 +30,7 @@ from .slots import recall
 from .stalling import explain
 from .step import take
 from .step_settings import Numbers, StepSettings
+from .watching import NOBODY, Watcher
 
 if TYPE_CHECKING:
     from .compiled_step import CompiledStep
@@ -81,6 +82,7 @@ class HyperplaneSearch(torch.optim.Optimizer):
     """
 
     _warned = False  # that steps are rejected
+    _watcher: Watcher = NOBODY  # of the steps; a copy has none
 
     def __init__(
         self,
@@ -202,6 +204,7 @@ class HyperplaneSearch(torch.optim.Optimizer):
         moving = self._checked()
         if not moving.tensors:
             return self._stay(closures, has_aux)
+        self._watcher.before(self._numbers, compiled=self.compile)
         if self.compile and len(closures) == 1:
             one = closure if callable(closure) else closure[0]
             reports = self._compiled_steps(one, alone(batch), 1, moving, has_aux)
@@ -212,7 +215,8 @@ class HyperplaneSearch(torch.optim.Optimizer):
         closures = [casts.around(one) for one in closures]
         program = Closures(closures, moving.tensors, moving.labels, settings.repeats, has_aux, settings.samples_apart)
         with torch.no_grad(), uncast(casts):
-            self._report, after = take(settings, self._numbers, program, moving, self._memory(moving))
+            memory = self._memory(moving)
+            self._report, after = take(settings, self._numbers, program, moving, memory, self._watcher)
         self._note(after)
         return self._report.loss
 
@@ -226,6 +230,7 @@ class HyperplaneSearch(torch.optim.Optimizer):
         count = entries(closure, batches)
         moving = self._checked()
         if self.compile and moving.tensors:
+            self._watcher.before(self._numbers, compiled=True)
             reports = self._compiled_steps(closure, batches, count, moving, has_aux)
             if reports is not None:
                 self._opt_called = True  # torch's schedulers look whether there was a step before theirs

@@ -110,6 +110,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     again.add_argument("--resume", action="store_true", help="go on with the run in the folder")
     again.add_argument("--fresh", action="store_true", help="remove the run in the folder, and begin anew")
     add("--checkpoint-seconds", type=_seconds, default=30.0, metavar="X", help="between checkpoints (default: 30)")
+    add("--journal", action="store_true", help="write down each step, so that any step's parameters can be rebuilt")
     add("--tracker", action="append", default=[], metavar="NAME", help="tensorboard, wandb or mlflow; may be repeated")
     add("--quiet", action="store_true", help="no progress, and no table at the end")
     return parser
@@ -225,7 +226,9 @@ def _trainer(
         from jetplane_lab import trackers
 
         callbacks += [trackers.make(tracker, folder, config) for tracker in arguments.tracker]
-    return Trainer(config, data, folder, callbacks, checkpoint_seconds=arguments.checkpoint_seconds)
+    return Trainer(
+        config, data, folder, callbacks, checkpoint_seconds=arguments.checkpoint_seconds, journal=arguments.journal
+    )
 
 
 # -- what came out ------------------------------------------------------------------------------------------------

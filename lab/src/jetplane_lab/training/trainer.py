@@ -29,6 +29,7 @@ from .checkpoint import State
 from .folder import Folder
 from .metrics import Metrics, Summary
 from .precision import arithmetic
+from .recording import Recording
 from .statistics_of_norms import taken_anew
 from .stopping import Stop, stop_signals
 from .tally import Running, Tally
@@ -68,8 +69,9 @@ class Trainer:
 
     ``folder`` is where it is recorded; a checkpoint there is gone on from. ``dataset`` is a Dataset, data that
     `batches.place` put on the device, or None to load what the config names. ``scheduler`` makes the torch scheduler
-    of the schedule "custom". A checkpoint is written after the epoch in which ``checkpoint_seconds`` have passed since
-    the last one, and at the end. ``warn`` is told of damage that could be repaired; by default it is printed.
+    of the schedule "custom". ``journal`` has each step written down in the folder, too. A checkpoint is
+    written after the epoch in which ``checkpoint_seconds`` have passed since the last one, and at the end. ``warn`` is
+    told of damage that could be repaired; by default it is printed.
 
     Nothing here draws from torch's generators: initial values, order and directions are functions of the seed. So a
     run that is stopped and resumed is, bit for bit, the run that was not.
@@ -85,6 +87,7 @@ class Trainer:
         scheduler: schedules.MakeScheduler | None = None,
         checkpoint_seconds: float = 30.0,
         warn: Callable[[str], None] | None = None,
+        journal: bool = False,
     ) -> None:
         if not checkpoint_seconds >= 0:
             raise ValueError(f"checkpoint_seconds is {checkpoint_seconds!r}; expected a number from 0.")
@@ -116,6 +119,7 @@ class Trainer:
         self._warn = warn or _print
         self._costs: dict[int, float] = {}  # forward-equivalents of a step, by batch size
         self._peak: memory.Peak | None = None
+        self.recording = Recording(journal, folder, self.method, self.model)
         self.folder = None if folder is None else Folder(Path(folder), config, self._warn)
         if self.folder is not None:
             self._resume(self.folder)
@@ -152,6 +156,7 @@ class Trainer:
 
     def close(self) -> None:
         """Let go of the folder. Training does so by itself at its end."""
+        self.recording.close()
         if self.folder is not None:
             self.folder.release()
 
@@ -167,6 +172,7 @@ class Trainer:
                 callback.begin(self)
             if self._progress.ending is None:
                 self._measure()
+                self.recording.begin()
             self._saved = time.monotonic()
             while self._progress.ending is None and self.stop.by is None:
                 yield from self._train()
@@ -204,6 +210,7 @@ class Trainer:
         """The steps of an epoch; how many are done, whenever there is time to say so."""
         if not self.config.compile:
             for done, index in enumerate(order.split(self.config.batch_size), 1):
+                self.recording.at(self.epoch, done - 1)
                 with self._guard():
                     self.method.step(self._loss, index, has_aux=True)
                 tally.accumulate(self.method.report, len(index))
@@ -418,6 +425,7 @@ class Trainer:
 
     def _save(self, folder: Folder) -> None:
         averaged = {} if self.average is None else {_AVERAGE: self.average.state_dict()}
+        self.recording.commit()
         folder.save(
             State(
                 config=self.config.digest(),
