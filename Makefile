@@ -37,7 +37,7 @@ format: setup  ## format the code and apply safe fixes
 	$(BIN)/ruff check --fix .
 
 coverage: setup  ## check every entry of PyTorch's operation database and rewrite docs/coverage.md
-	$(BIN)/jetplane coverage --out docs/coverage.md
+	$(BIN)/jetplane coverage --device cpu --out docs/coverage.md
 
 bench: setup  ## time the projected Hessian of a CNN against other ways to compute it (runs/bench.json)
 	@mkdir -p runs

@@ -106,6 +106,7 @@ class Trainer:
         self.stop = Stop()
         self._progress = Progress()
         self._in_epoch = False
+        self._tally: Tally | None = None
         self._saved_epoch = 0
         self._checkpoint_seconds = checkpoint_seconds
         self._warn = warn or _print
@@ -145,6 +146,14 @@ class Trainer:
         finally:
             inner.close()
 
+    def current_loss(self) -> float:
+        """The loss of the last step of this epoch, NaN before the first. Waits for the device."""
+        return math.nan if self._tally is None else self._tally.last()
+
+    def current_lr(self) -> float:
+        """The learning rate of the next step."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
     def close(self) -> None:
         """Let go of the folder. Training does so by itself at its end."""
         if self.folder is not None:
@@ -173,7 +182,7 @@ class Trainer:
         """One epoch."""
         self._in_epoch = True
         began = time.perf_counter()
-        tally = Tally(float(self.optimizer.param_groups[0]["lr"]), curved=self.config.method in SECOND_ORDER)
+        tally = self._tally = Tally(self.current_lr(), curved=self.config.method in SECOND_ORDER)
         order = batches.order(len(self.data.train), self.config.seed, self.epoch, self.device)
         full, rest = divmod(len(order), self.config.batch_size)
         sizes = [self.config.batch_size] * full + [rest] * bool(rest)
