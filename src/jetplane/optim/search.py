@@ -1,4 +1,4 @@
-"""The optimizer: directions x curvature x solver, with the manners of torch.optim. :mod:`.step` is what a step does."""
+"""The optimizer: directions, a curvature and a solver, with torch.optim's interface. :mod:`.step` is what a step does."""
 
 from __future__ import annotations
 
