@@ -14,8 +14,9 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md"))
 BLOCKS = [
     pytest.param(block, id=f"{name}-{number}")
-    for name in ("README.md", "CONTRIBUTING.md")
+    for name in ("README.md", "CONTRIBUTING.md", *PAGES)
     for number, block in enumerate(re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), re.DOTALL))
+    if not name.startswith("docs") or re.search(r"^(import|from) ", block, re.MULTILINE)  # the others are fragments
 ]
 
 
