@@ -83,8 +83,8 @@ def minimize(
 
     Converged means that in three iterations in a row the loss changed by at most ``ftol * max(|loss|, 1)``, or the
     norm of the slope along the directions was at most ``gtol``; ``tol`` sets both. ``fun`` is called at most ``maxfev``
-    times. ``callback(intermediate_result)`` follows each iteration, and may raise StopIteration. ``disp`` prints how it
-    ended.
+    times. ``callback(intermediate_result)`` follows each iteration with a Result, and may raise StopIteration. ``disp``
+    prints how it ended.
 
     x of the result is the best point that was seen, and jac the gradient there, from a forward pass: by default where
     x0 has at most 200 entries, with ``jac=True`` always, with ``jac=False`` never. Steps that are rejected count as
