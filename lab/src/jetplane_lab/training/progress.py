@@ -69,7 +69,7 @@ class Bar(Callback):
     """
 
     MIN_SECONDS = 0.1  # between drawings
-    _SHAPE = "{desc} {percentage:3.0f}%|{bar:8}| {n:.1f}/{total} {elapsed}<{remaining}{postfix}"
+    _SHAPE = "{desc} |{bar:6}| {n:.1f}/{total} {remaining} left{postfix}"
 
     def __init__(self, label: str, position: int = 0, keep: bool = True, columns: int | None = None) -> None:
         self._label, self._position, self._keep, self._columns = label, position, keep, columns
@@ -126,10 +126,8 @@ class Bar(Callback):
     def _show(self, words: list[str], refresh: bool = False) -> None:
         columns = self._columns or self._bar.ncols or 80
         total = self._bar.total
-        taken = (
-            len(self._label) + len(" 100%|") + 8 + len("| ") + len(f"{total}.0/{total}") + len(" 00:00:00<00:00:00 ")
-        )
-        self._bar.set_postfix_str(fitting(words, columns - taken - 1), refresh=refresh)
+        taken = len(f"{self._label} |123456| {total}.0/{total} 0:00:00 left, ")
+        self._bar.set_postfix_str(fitting(words, columns - taken), refresh=refresh)
 
 
 class Lines(Callback):
