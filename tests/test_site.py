@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import runpy
 import tomllib
 from pathlib import Path
 from types import ModuleType
@@ -46,6 +47,13 @@ def test_what_the_reference_names_is_there() -> None:
     for path in re.findall(r"^::: (\S+)$", API, re.MULTILINE):
         module, _, name = path.rpartition(".")
         assert hasattr(__import__(module, fromlist=[name]), name), path
+
+
+def test_the_drawings_are_those_of_their_script() -> None:
+    figures = ROOT / "docs" / "figures"
+    script = runpy.run_path(str(figures / "concepts.py"))
+    assert (figures / "jet.svg").read_text() == script["jet"]()
+    assert (figures / "forward-gradient.svg").read_text() == script["forward_gradient"]()
 
 
 def test_the_tools_are_pinned() -> None:
