@@ -11,7 +11,7 @@ import torch
 
 import jetplane as jp
 from cases import F64
-from jetplane.optim.arrays import Start
+from jetplane.optim.arrays import Start, as_tensors
 
 
 @pytest.mark.parametrize("dtype", ["<f8", ">f8", "<f4", "<f2", "<i4", "<u1"])
@@ -54,6 +54,17 @@ def test_what_is_no_array_stays_as_it_is(x0: Any) -> None:
 def test_arrays_that_cannot_move(dtype: str) -> None:
     with pytest.raises(TypeError, match=r"x0 has dtype .*; expected real numbers of at most 64 bits"):
         Start(numpy.zeros(2, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", ["<f8", ">f4", "i4", "bool"])
+def test_further_arguments_keep_their_kind(dtype: str) -> None:
+    array = numpy.array([1, 0], dtype=dtype)
+    (tensor, word, nested) = as_tensors((array, "word", [array]))
+    assert isinstance(tensor, torch.Tensor) and tensor.tolist() == array.tolist()
+    assert tensor.is_floating_point() == (array.dtype.kind == "f")
+    assert word == "word" and nested[0] is array  # what is inside of others is the user's own
+    (text,) = as_tensors(numpy.array(["a"]))
+    assert isinstance(text, numpy.ndarray)
 
 
 def test_ragged_lists() -> None:

@@ -412,6 +412,11 @@ def test_args_and_options() -> None:
     one = jp.minimize(lambda x, target: ((x - target) ** 2).sum(), START, args=4.0)  # not a tuple, as scipy allows
     assert_close(one.x, torch.full((2,), 4.0, dtype=F64))
     assert jp.minimize(rosenbrock, START, options={"maxiter": 2}).nit == 2
+    points = numpy.array([[1.0, 0.0], [0.0, 2.0]])
+    fit = jp.minimize(
+        lambda w, x, y: (x @ w - y).square().sum(), numpy.zeros(2), args=(points, numpy.array([1.0, 4.0]))
+    )
+    numpy.testing.assert_allclose(fit.x, [1.0, 2.0])
 
 
 def test_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

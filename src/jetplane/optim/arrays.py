@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..ad import _torch
 
-__all__ = ["Start"]
+__all__ = ["Start", "as_tensors"]
 
 
 class Start:
@@ -47,6 +47,27 @@ class Start:
         """The same, as a result: arrays where arrays were given."""
         leaves = [back(tensor) for back, tensor in zip(self._back, tensors, strict=True)]
         return _torch.pytree.tree_unflatten(leaves, self._structure)
+
+
+def as_tensors(args: Any) -> tuple[Any, ...]:
+    """The further arguments of a function as a tuple, and numpy's arrays of numbers among them as tensors.
+
+    Example:
+        >>> as_tensors(2.0), as_tensors((torch.ones(1), "word"))
+        ((2.0,), (tensor([1.]), 'word'))
+    """
+    numpy = sys.modules.get("numpy")
+    given = args if isinstance(args, tuple) else (args,)  # as scipy
+    if numpy is None:
+        return given
+    return tuple(_constant(numpy, one) if isinstance(one, numpy.ndarray) else one for one in given)
+
+
+def _constant(numpy: Any, array: Any) -> Any:
+    """An array that does not move: whole numbers and truth values stay what they are."""
+    if array.dtype.kind not in "fiub" or array.dtype.itemsize > 8:
+        return array
+    return torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
 
 
 def _numbers(x0: object) -> bool:

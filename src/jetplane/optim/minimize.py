@@ -20,7 +20,7 @@ from ..directions import Gaussian, Momentum
 from ..errors import OptimizationStalled, UnsupportedProgram
 from ..solvers import Status, adaptive
 from .acceptance import Acceptance
-from .arrays import Start
+from .arrays import Start, as_tensors
 from .named import FGD, FoMoH, FoMoHBP, FoMoHKD, GaussNewtonSearch, Newton, Options
 from .result import Ending, Result
 from .search import HyperplaneSearch
@@ -72,8 +72,9 @@ def minimize(
 ) -> Result:
     """Minimise a scalar function of a tensor, or of a pytree of tensors, without backward passes.
 
-    ``fun(x, *args)`` is a PyTorch program. ``x0`` is a tensor, a pytree of tensors, a numpy array (``fun`` is given a
-    tensor, and the result holds arrays), a number, or a list of numbers (float64 tensors); it is not changed.
+    ``fun(x, *args)`` is a PyTorch program; numpy arrays among ``args`` become tensors. ``x0`` is a tensor, a pytree of
+    tensors, a numpy array (``fun`` is given a tensor, and the result holds arrays), a number, or a list of numbers
+    (float64 tensors); it is not changed.
 
     ``method`` is "fgd", "fomoh", "fomoh-bp", "fomoh-kd", "gauss-newton", "newton", or "hyperplane" with ``directions``,
     ``curvature`` and ``solver`` for any composition. With none, it is Newton's method where x0 has at most 200 entries,
@@ -190,7 +191,7 @@ class _Point:
         self.leaves: list[Tensor] = [leaf.detach().clone().requires_grad_() for leaf in given]
         self.entries = sum(leaf.numel() for leaf in self.leaves)
         self._fun = fun
-        self._args = args if isinstance(args, tuple) else (args,)  # as scipy
+        self._args = as_tensors(args)
         self._most = most
         self.calls = 0
 
