@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
-import runpy
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,9 +22,15 @@ SMALLER = {
 }
 
 
-def main_of(path: Path) -> Callable[[list[str]], None]:
-    """The main function of an example; nothing runs when it is imported."""
-    main: Callable[[list[str]], None] = runpy.run_path(str(path))["main"]
+def main_of(path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], None]:
+    """The main function of an example; nothing runs when it is imported. The compiler looks its module up by name."""
+    name = f"example_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, module)
+    spec.loader.exec_module(module)
+    main: Callable[[list[str]], None] = module.main
     return main
 
 
@@ -34,15 +41,15 @@ def params() -> list[object]:
 
 
 @pytest.mark.parametrize("path", params())
-def test_example_runs(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_example_runs(path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.random.fork_rng(devices=[]):
-        main_of(path)(SMALLER.get(path.stem, []))
+        main_of(path, monkeypatch)(SMALLER.get(path.stem, []))
     assert len(capsys.readouterr().out.splitlines()) >= 2  # a newcomer sees something
 
 
-def test_the_plane_is_drawn(tmp_path: Path) -> None:
+def test_the_plane_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
-    main_of(EXAMPLES / "fomoh_kd_plane.py")(["--steps", "30", "--out", str(tmp_path / "plane.svg")])
+    main_of(EXAMPLES / "fomoh_kd_plane.py", monkeypatch)(["--steps", "30", "--out", str(tmp_path / "plane.svg")])
     drawn = (tmp_path / "plane.svg").read_text()
     assert "<svg" in drawn and drawn.count("<path") > 10
 
