@@ -7,7 +7,9 @@ import importlib.util
 from typing import Any
 
 import pytest
+import torch
 
+import jetplane
 from jetplane import cli
 from jetplane.cli import entries
 
@@ -60,6 +62,20 @@ def test_help_lists_what_is_there_and_names_what_is_missing(capsys: pytest.Captu
     there, _, missing = capsys.readouterr().out.partition("missing: ")
     assert "coverage" in there and "train" not in there
     assert missing.startswith(", ".join(STUDY))
+
+
+@pytest.mark.parametrize("given", [[], ["--debug"]])
+def test_alone_it_shows_the_help(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(given) == 0
+    shown = capsys.readouterr()
+    assert shown.out.startswith("usage: jetplane [-h] [-V]") and "coverage" in shown.out and not shown.err
+
+
+@pytest.mark.parametrize("option", ["-V", "--version"])
+def test_versions(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        cli.main([option])
+    assert capsys.readouterr().out == f"jetplane {jetplane.__version__} (torch {torch.__version__})\n"
 
 
 def test_a_command_that_cannot_be_imported_leaves_the_others(

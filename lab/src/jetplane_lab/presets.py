@@ -137,8 +137,8 @@ def _rows(prefix: str, model: str, epochs: int, rows: Iterable[_Row]) -> Iterato
 
 _QUICK = Preset(
     name="quick",
-    label="FoMoH-3D, a quick look",
-    config=Config("logistic-regression", "fomoh-kd", 3, lr=0.3, batch_size=250, epochs=20, dataset="digits"),
+    label="HorizonAdam, a quick look",
+    config=Config("logistic-regression", "horizon", batch_size=250, epochs=10, dataset="digits"),
     paper=None,
     reverse_mode=False,
 )

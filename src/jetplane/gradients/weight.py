@@ -43,7 +43,7 @@ class _Part:
 def weight_gradient(
     parameters: Parameters, program: LossProgram, width: Width, seed: int, step: int | Tensor, allow_unused: bool
 ) -> tuple[Tensor, object]:
-    """Add sum_j (v_j . g) v_j / J with normal v_j to every ``.grad``; the losses, and what came with them.
+    """Add sum_j (v_j . g) v_j / J with Gaussian v_j to every ``.grad``; the losses, and what came with them.
 
     g is the gradient of the mean loss, v_j . g its slope: J tangents carried by forward passes, some at a time.
     """

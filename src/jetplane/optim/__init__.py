@@ -1,4 +1,4 @@
-"""Optimizers that search a plane: directions x curvature x solver, with the manners of torch.optim."""
+"""Optimizers that search a subspace: directions, a curvature and a solver, with the interface of torch.optim."""
 
 from .acceptance import Acceptance
 from .horizon import HorizonAdam, HorizonReport

@@ -1,4 +1,4 @@
-"""The optimizer: directions x curvature x solver, with the manners of torch.optim. :mod:`.step` is what a step does."""
+"""The optimizer: directions, a curvature and a solver, with the interface of torch.optim. :mod:`.step` has the step."""
 
 from __future__ import annotations
 

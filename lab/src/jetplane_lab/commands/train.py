@@ -9,10 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from jetplane_lab import models, presets
 from jetplane_lab.config import ADAPTIVE, DTYPES, METHODS, SCHEDULES, SOLVERS
+from jetplane_lab.devices import AUTO, HELP, device
 from jetplane_lab.presets import Preset
 from jetplane_lab.training import Callback, Config, Summary, Trainer, train_together
 from jetplane_lab.training.batches import Resident, place
@@ -49,7 +48,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         "\n"
         "A run that was stopped, also by kill -9, goes on with --resume, bit for bit as if never stopped.",
         epilog="examples:\n"
-        "  jetplane train quick                                    FoMoH-3D, logistic regression on 6,000 digits\n"
+        "  jetplane train quick                                    forward-only, in seconds, on 6,000 digits\n"
         "  jetplane train forward-cnn --device cuda --compile      forward gradients with Adam, at MNIST\n"
         "  jetplane train cnn-fomoh-3d-sch --seeds 0 1 3 --device cuda --together\n"
         "  jetplane train lr-fomoh-2d --epochs 50 --lr 0.1         a row of the paper, changed\n"
@@ -100,7 +99,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     add("--augment", action=argparse.BooleanOptionalAction, help="flips and crops of the training images, of cifar-10")
     add("--hold-out", type=int, metavar="N", help="validate on N samples of the training split, not on the test split")
     add("--evaluate-train", type=int, metavar="N", help="evaluate the training split after every N epochs, too")
-    add("--device", metavar="NAME", help="cpu or cuda (default: cuda where there is one)")
+    add("--device", metavar="NAME", type=device, default=AUTO, help=HELP)
     add("--dtype", metavar="NAME", help=" or ".join(DTYPES))
     add("--tf32", action=argparse.BooleanOptionalAction, help="on CUDA: faster products with 10 bits of mantissa")
     add("--compile", action=argparse.BooleanOptionalAction, help="the step as one graph")
@@ -181,7 +180,6 @@ def _asked(arguments: argparse.Namespace) -> tuple[Preset | None, Config]:
     changes = {field: getattr(arguments, field) for field in _FIELDS if getattr(arguments, field) is not None}
     if changes.get("divergence") == math.inf:
         changes["divergence"] = None
-    changes.setdefault("device", "cuda" if torch.cuda.is_available() else "cpu")
     if arguments.schedule == "custom":
         raise ValueError("schedule is 'custom', which needs a function; expected a Trainer in Python for that")
     if preset is None:
@@ -237,7 +235,7 @@ def _trainer(
 def _sentence(summary: Summary) -> str:
     again = " Go on with --resume." if summary.reason == "interrupted" else ""
     return (
-        f"{summary.message}{again} {summary.seconds:.1f} s of training, "
+        f"{summary.message}{again}\n{summary.seconds:.1f} s of training, "
         f"{summary.forward_equivalents_per_step:.3g} forward passes a step, peak memory "
         f"{summary.peak_memory / 2**20:.0f} MiB ({summary.peak_memory_kind})."
     )
@@ -248,14 +246,15 @@ def _print_table(summaries: list[Summary], preset: Preset | None) -> None:
     if not finals:
         return
     tested = all(final.test_nll is not None for final in finals)
-    columns = (*_COLUMNS, *(_TEST if tested else ()))
-    print(f"\n{'':<20}" + "".join(f"{title:>18}" for _, title in columns))
     label = "last epoch" if len(finals) == 1 else f"{len(finals)} seeds"
-    ours = [_spread([getattr(final, name) for final in finals]) for name, _ in columns]
-    print(f"{label:<20}" + "".join(f"{text:>18}" for text in ours))
-    if preset is not None and preset.paper is not None:
-        theirs = ["{:.4f} ± {:.4f}".format(*getattr(preset.paper, name)) for name, _ in _COLUMNS]
-        print(f"{'paper: ' + preset.label:<20}" + "".join(f"{text:>18}" for text in theirs))
+    paper = preset.paper if preset is not None else None
+    theirs = f"paper: {preset.label}" if preset is not None and paper is not None else ""
+    print(f"\n{'':<12}{label:>18}" + (f"  {theirs:>18}" if theirs else ""))  # one column for each run: 80 are enough
+    for name, title in (*_COLUMNS, *(_TEST if tested else ())):
+        line = f"{title:<12}{_spread([getattr(final, name) for final in finals]):>18}"
+        if paper is not None and (name, title) in _COLUMNS:
+            line += "  " + "{:.4f} ± {:.4f}".format(*getattr(paper, name)).rjust(max(18, len(theirs)))
+        print(line)
 
 
 def _spread(values: list[float]) -> str:

@@ -182,7 +182,8 @@ class Section:
             return f"Validation is {self.hold_out:,} samples held out from the training split.{once}"
         name = _DATASETS.get(self.dataset, self.dataset)
         whose = ", as in the paper" if self.dataset == "mnist" else ""
-        return f"Validation is the test split of {name}{whose}: whatever was chosen by validation was chosen by it."
+        warning = "hyper-parameters that were chosen on validation were chosen on test data"
+        return f"Validation is the test split of {name}{whose}: {warning}."
 
     @property
     def caution(self) -> str:

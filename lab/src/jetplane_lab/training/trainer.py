@@ -114,6 +114,7 @@ class Trainer:
         self.stop = Stop()
         self._progress = Progress()
         self._in_epoch = False
+        self._tally: Tally | None = None
         self._saved_epoch = 0
         self._checkpoint_seconds = checkpoint_seconds
         self._warn = warn or _print
@@ -154,6 +155,14 @@ class Trainer:
         finally:
             inner.close()
 
+    def current_loss(self) -> float:
+        """The loss of the last step of this epoch, NaN before the first. Waits for the device."""
+        return math.nan if self._tally is None else self._tally.last()
+
+    def current_lr(self) -> float:
+        """The learning rate of the next step."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
     def close(self) -> None:
         """Let go of the folder. Training does so by itself at its end."""
         self.recording.close()
@@ -184,7 +193,7 @@ class Trainer:
         """One epoch."""
         self._in_epoch = True
         began = time.perf_counter()
-        tally = Tally(float(self.optimizer.param_groups[0]["lr"]), curved=self.config.method in SECOND_ORDER)
+        tally = self._tally = Tally(self.current_lr(), curved=self.config.method in SECOND_ORDER)
         seed, epoch = self.config.seed, self.epoch
         order = batches.order(len(self.data.train), seed, epoch, self.device)
         if self.config.augment:
