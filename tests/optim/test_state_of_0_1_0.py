@@ -1,7 +1,8 @@
 """States of version 0.1.0 load, and training goes on from them bit by bit.
 
 tests/data/v0.1.0/optimizers.pt was written by version 0.1.0: the state of each optimizer below after five steps of a
-tiny problem, the parameters then, and the parameters after five more.
+tiny problem, the parameters then, and the parameters after five more. Processors round differently, also with the same
+instructions: one that comes to the first parameters by itself must come to the second ones from the state.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from jetplane.solvers import LevenbergMarquardt, SaddleFree
 
 KEPT = Path(__file__).parents[1] / "data" / "v0.1.0" / "optimizers.pt"
 STEPS = 5  # before the state was saved, and after it
+CLOSE = 1e-6  # what is left of a rounding of another processor after ten steps
 
 
 class Estimated:
@@ -94,24 +96,30 @@ def _axes_of_0_1_0(state: dict[str, Any]) -> None:
         state["exp_avg"].copy_(eigenbasis.away(state, mean))
 
 
+def _gone_on(name: str, start: Sequence[Tensor] | None = None, state: Any = None) -> list[Tensor]:
+    """The parameters after five steps, from the beginning or from where they were."""
+    model, losses, batch = problem()
+    params = list(model.parameters())
+    if start is not None:
+        with torch.no_grad():
+            for param, value in zip(params, start, strict=True):
+                param.copy_(value)
+    optimizer = OPTIMIZERS[name](params)
+    if state is not None:
+        optimizer.load_state_dict(state)
+    for _ in range(STEPS):
+        optimizer.step(_fitting(name, losses), *batch)
+    return [param.detach() for param in params]
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_state_of_0_1_0_goes_on(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eigenbasis, "refresh", _axes_of_0_1_0)
-    kept = torch.load(KEPT, weights_only=True)
-    model, losses, batch = problem()
-    params = list(model.parameters())
-    with torch.no_grad():
-        for param, before in zip(params, kept[name]["before"], strict=True):
-            param.copy_(before)
-    optimizer = OPTIMIZERS[name](params)
-    optimizer.load_state_dict(kept[name]["state"])
-    for _ in range(STEPS):
-        optimizer.step(_fitting(name, losses), *batch)
-    # another torch, or another processor, may round otherwise
-    here = {"torch": str(torch.__version__), "capability": torch.backends.cpu.get_cpu_capability()}
-    close = 0.0 if kept["where"] == here else 1e-9
-    for param, after in zip(params, kept[name]["after"], strict=True):
-        torch.testing.assert_close(param.detach(), after, rtol=close, atol=close)
+    kept = torch.load(KEPT, weights_only=True)[name]
+    rounds_alike = all(map(torch.equal, _gone_on(name), kept["before"]))
+    close = 0.0 if rounds_alike else CLOSE
+    for param, after in zip(_gone_on(name, kept["before"], kept["state"]), kept["after"], strict=True):
+        torch.testing.assert_close(param, after, rtol=0, atol=close)
 
 
 def test_a_state_of_0_1_0_goes_on_with_the_axes_of_today() -> None:
@@ -126,15 +134,9 @@ def test_a_state_of_0_1_0_goes_on_with_the_axes_of_today() -> None:
     assert found[-1] < 0.5 * found[0]
 
 
-def test_a_new_optimizer_goes_elsewhere() -> None:
-    """The states matter: without them the numbers are others."""
-    kept = torch.load(KEPT, weights_only=True)
-    for name, make in OPTIMIZERS.items():
-        model, losses, batch = problem()
-        with torch.no_grad():
-            for param, before in zip(model.parameters(), kept[name]["before"], strict=True):
-                param.copy_(before)
-        optimizer = make(list(model.parameters()))
-        for _ in range(STEPS):
-            optimizer.step(_fitting(name, losses), *batch)
-        assert not torch.allclose(next(model.parameters()).detach(), kept[name]["after"][0], rtol=1e-6, atol=1e-6)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_new_optimizer_goes_elsewhere(name: str) -> None:
+    """The states matter: without them the numbers are others, by far more than by rounding."""
+    kept = torch.load(KEPT, weights_only=True)[name]
+    found = _gone_on(name, kept["before"])
+    assert max(float((one - after).abs().max()) for one, after in zip(found, kept["after"], strict=True)) > 100 * CLOSE
