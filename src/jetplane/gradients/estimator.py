@@ -17,7 +17,7 @@ from ..ad.run.replay import Replay
 from ..errors import CoupledSamples, UnsupportedProgram
 from .kept_by_parameters import KeptByParameters, Known
 from .noise.control_variate import ControlVariate
-from .noise.prediction import Prediction
+from .noise.prediction import NOTHING, NoPrediction, Prediction
 from .noise.readout import Readout
 from .noise.signs import Noise, Signs
 from .noise.statistics import Statistics
@@ -198,7 +198,7 @@ class ForwardGradient:
         count = self._width.tangents(plan)
         readout, prediction = _looked_at(plan, control, count)
         statistics = Statistics(plan, prediction, self.batch_norm == "exact") if plan.norms else None
-        chunk = self._width.of(plan, 0 if prediction is None else prediction.held)
+        chunk = self._width.of(plan, prediction.held)
         parts = []
         for start in range(0, count, chunk):
             stop = min(start + chunk, count)
@@ -206,13 +206,15 @@ class ForwardGradient:
             parts.append(passes.carry(plan, rows, stop - start, True, readout, prediction, statistics))
         self._check(plan)
         scalars = torch.cat(parts) / (count * plan.samples)
-        if prediction is not None:
-            prediction.begin()
+        prediction.begin()
         if statistics is not None:
-            statistics.close(count)
-            if not (capturing() or plan.noisy) and plan.age % self._probe_every == 0:
-                _warn_of_noise(plan, statistics)
+            self._close(plan, statistics, count)
         return passes.collect(plan, noise, scalars, chunk, prediction=prediction, statistics=statistics)
+
+    def _close(self, plan: NoisePlan, statistics: Statistics, count: int) -> None:
+        statistics.close(count)
+        if not (capturing() or plan.noisy) and plan.age % self._probe_every == 0:
+            _warn_of_noise(plan, statistics)
 
     def _check(self, plan: NoisePlan) -> None:
         """Raise what can be told only of a plan that the program has followed."""
@@ -238,11 +240,13 @@ class ForwardGradient:
             )
 
 
-def _looked_at(plan: NoisePlan, control: ControlVariate | None, count: int) -> tuple[Readout | None, Prediction | None]:
+def _looked_at(
+    plan: NoisePlan, control: ControlVariate | None, count: int
+) -> tuple[Readout | None, Prediction | NoPrediction]:
     """What is seen of the loss's input, where that is of use, and predicted of its ``count`` tangents."""
     readout = None if plan.tail is None else Readout(plan)
-    prediction = None if control is None else control.of(plan, readout, count)
-    useless = prediction is None and plan.tokens is None
+    prediction = NOTHING if control is None else control.of(plan, readout, count)
+    useless = not prediction.sites and plan.tokens is None
     return None if useless else readout, prediction
 
 
@@ -256,7 +260,7 @@ def _warn_of_noise(plan: NoisePlan, statistics: Statistics) -> None:
             f"of all later ones, have {share:.3g} times the power of all else; expected more samples in a batch, or "
             "batch_norm='bounded' for more than two norms.",
             UserWarning,
-            stacklevel=6,
+            stacklevel=7,
         )
 
 
