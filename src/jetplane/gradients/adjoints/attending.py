@@ -31,7 +31,7 @@ def _pull_attention(delta: Tensor, done: Done, path: Path) -> Tensor:
         if path == (2,):
             parts.append(p.mT @ y)
         else:
-            slopes = factor * _pull_softmax(y @ v.mT, p)
+            slopes = factor * p * _centred(y @ v.mT, p)
             parts.append(slopes @ k if path == (0,) else slopes.mT @ q)
     out = torch.stack(parts, 1)
     if path != (0,) and shared > 1:
@@ -39,9 +39,9 @@ def _pull_attention(delta: Tensor, done: Done, path: Path) -> Tensor:
     return out.reshape(done.args[int(path[0])].shape)
 
 
-def _pull_softmax(delta: Tensor, p: Tensor) -> Tensor:
-    """From the derivative at p = softmax(s) to that at s."""
-    return p * (delta - (delta * p).sum(-1, keepdim=True))
+def _centred(delta: Tensor, p: Tensor) -> Tensor:
+    """Less its mean under the weights p: times p, it is the derivative at s of p = softmax(s)."""
+    return delta - (delta * p).sum(-1, keepdim=True)
 
 
 def _of_head(mask: Tensor, head: int) -> Tensor:
