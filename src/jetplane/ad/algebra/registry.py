@@ -122,6 +122,14 @@ def argument_names(op: Any) -> tuple[str, ...]:
     return tuple(argument.name for argument in op._schema.arguments)
 
 
+def is_elementwise(op: Any) -> bool:
+    """Whether each entry of the result depends on one entry of each argument, and on nothing drawn at random.
+
+    On a function of parameters and constants such an operation makes another one: scale * (p - start) ** 2.
+    """
+    return plan(op).traits.pointwise and torch.Tag.nondeterministic_seeded not in op.tags
+
+
 @cache
 def plan(op: Any) -> Treatment:
     """How the engine treats overload ``op`` when it touches a perturbed tensor."""

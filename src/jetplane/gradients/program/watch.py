@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...ad import _torch
 from ...ad.algebra.jet import Operand, PairSet
-from ...ad.algebra.registry import Kind, Treatment, plan
+from ...ad.algebra.registry import Kind, Treatment, is_elementwise, plan
 from ...ad.engine.interpreter import JetMode
 from ...ad.engine.locate import call_site
 from ...ad.rules.attention import KERNELS, added, bias_of, drops, options_of
@@ -34,7 +34,6 @@ __all__ = [
     "WatchMode",
     "at",
     "functional",
-    "is_elementwise",
     "outputs",
     "replaced",
 ]
@@ -346,11 +345,6 @@ def functional(func: Any) -> Any:
     """The operation that ``func`` is, or that it performs in place."""
     step = plan(func)
     return step.functional if step.kind is Kind.INPLACE else func
-
-
-def is_elementwise(func: Any) -> bool:
-    """Whether each entry of the result depends on one entry of each argument, and on nothing drawn at random."""
-    return plan(func).traits.pointwise and torch.Tag.nondeterministic_seeded not in func.tags
 
 
 def outputs(out: Any) -> list[Tensor]:
