@@ -150,8 +150,10 @@ def inside(part: Geometry, whole: Geometry) -> bool:
         >>> inside(corner, left), inside(row, left), inside(left, geometry(w))
         (True, False, True)
     """
-    if 0 in part[0] or 0 in whole[0]:
-        return 0 in part[0]
+    if part == whole or 0 in part[0]:
+        return True
+    if 0 in whole[0]:
+        return False
     (first, last), (low, high) = span(part), span(whole)
     if first < low or high < last:
         return False

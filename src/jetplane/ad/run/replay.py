@@ -107,9 +107,9 @@ class _Writes(_torch.DispatchMode):
         kwargs = kwargs or {}
         if self.paused:
             return func(*args, **kwargs)
-        for tensor in _tensors(written(func, args, kwargs)):
-            storage = tensor.untyped_storage()
-            if storage not in self._born and storage not in self._saved:
+        for tensor in written(func, args, kwargs):
+            storage = tensor.untyped_storage() if tensor.layout is torch.strided else None
+            if storage is not None and storage not in self._born and storage not in self._saved:
                 self._saved[storage] = storage.clone()
         out = func(*args, **kwargs)
         inputs = {id(t.untyped_storage()) for t in _tensors((args, kwargs))}
