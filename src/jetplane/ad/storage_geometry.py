@@ -158,12 +158,17 @@ def inside(part: Geometry, whole: Geometry) -> bool:
     if first < low or high < last:
         return False
     axes = _merged(whole)
-    corner = _digits(first - low, axes)
+    *digits, remainder = _last_corner(part, first - low, axes)
+    return not remainder and all(digit < n for digit, (_, n) in zip(digits, axes, strict=True))
+
+
+def _last_corner(part: Geometry, start: int, axes: list[tuple[int, int]]) -> list[int]:
+    """Where the last element of a view lies along the axes of another one, and what remains."""
+    corner = _digits(start, axes)
     for n, stride in zip(part[0], part[1], strict=True):
         if n > 1:
             corner = [at + (n - 1) * step for at, step in zip(corner, _digits(stride, axes), strict=True)]
-    *digits, remainder = corner
-    return not remainder and all(digit < n for digit, (_, n) in zip(digits, axes, strict=True))
+    return corner
 
 
 def _merged(place: Geometry) -> list[tuple[int, int]]:
