@@ -16,6 +16,7 @@ from torch import Tensor
 __all__ = [
     "Geometry",
     "covers",
+    "declared",
     "elements",
     "geometry",
     "inside",
@@ -216,9 +217,11 @@ def _destinations(func: Any) -> tuple[tuple[int, str], ...]:
     """Position and name of the arguments that an overload writes into."""
     if torch.Tag.inplace_view in func.tags:
         return ()  # transpose_ and its like change where the tensor looks, and no memory
-    undeclared = _STATISTICS if func.overloadpacket.__name__ in _BATCH_NORMS else ()
-    return tuple(
-        (place, one.name)
-        for place, one in enumerate(func._schema.arguments)
-        if one.name in undeclared or (one.alias_info is not None and one.alias_info.is_write)
-    )
+    names = declared(func) + (_STATISTICS if func.overloadpacket.__name__ in _BATCH_NORMS else ())
+    return tuple((place, one.name) for place, one in enumerate(func._schema.arguments) if one.name in names)
+
+
+def declared(func: Any) -> tuple[str, ...]:
+    """The names of the arguments that an overload's schema says it writes, be it their geometry alone."""
+    arguments = func._schema.arguments
+    return tuple(one.name for one in arguments if one.alias_info is not None and one.alias_info.is_write)

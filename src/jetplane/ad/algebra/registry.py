@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from .. import _torch
+from ..storage_geometry import declared
 
 
 class Kind(Enum):
@@ -136,7 +137,7 @@ def plan(op: Any) -> Treatment:
     if op.namespace == "prim":  # a tracer's questions: prim.device of a tensor without values
         return Treatment(Kind.CONSTANT, "constant")
     rule = _TABLE.get(op)
-    writes = tuple(a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write)
+    writes = declared(op)
     if rule is None and writes:
         return _inplace(op, writes)
     rule = lookup(op)
