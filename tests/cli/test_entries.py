@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import types
 from typing import Any
 
 import pytest
@@ -95,3 +96,11 @@ def test_without_metadata_what_is_on_the_path_is_found(monkeypatch: pytest.Monke
     names = entries.registered()
     assert set(names.commands) == {"coverage", "journal", "replay", *STUDY}
     assert not names.missing
+
+
+def test_a_command_without_a_parser_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("other_package.hello")
+    module.add_parser = lambda commands: None  # type: ignore[attr-defined]
+    monkeypatch.setattr(cli, "registered", lambda: entries.Registered({"hello": module}, {}))
+    with pytest.raises(TypeError, match=r"^other_package.hello.add_parser returned None; expected the parser that it"):
+        cli.main(["hello"])

@@ -39,6 +39,8 @@ def parser(found: Registered) -> argparse.ArgumentParser:
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in found.commands.values():
         sub = command.add_parser(commands)
+        if sub is None:
+            raise TypeError(f"{command.__name__}.add_parser returned None; expected the parser that it added.")
         # SUPPRESS: without it the sub-command's default would undo a --debug that stands before the command
         sub.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         sub.set_defaults(run=command.run)

@@ -279,7 +279,7 @@ class ForwardGradient:
     def _estimate_by(self, plan: NoisePlan, noise: Noise, control: ControlVariate | None) -> Estimate:
         count = self._width.tangents(plan)
         readout, prediction = looked_at(plan, None if control is None else control.learned, count)
-        chunk = self._width.of(plan, 0 if prediction is None else prediction.held) if plan.sites else 1
+        chunk = self._width.of(plan, prediction.held) if plan.sites else 1
         return Estimate(plan, noise, noise, count, chunk, readout, prediction, self.batch_norm == "exact")
 
     def _check(self, plan: NoisePlan) -> None:

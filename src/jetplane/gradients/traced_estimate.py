@@ -83,7 +83,7 @@ class TracedEstimate:
             return None, (1, 1)
         learned, width = self._settings.learned, self._settings.width
         readout, prediction = looked_at(self.plan, learned, width(self.plan, 0)[0])
-        if prediction is None or learned is None:
+        if not prediction.sites or learned is None:
             return None, width(self.plan, 0)
         return learned(self.plan, readout), width(self.plan, prediction.held)
 

@@ -67,8 +67,13 @@ def weight_gradient(
         slopes.append(jet.tangent.flatten(1).sum(1) / jet.primal.shape[0])
     weights = torch.cat(slopes) / samples
     for position, leaf in enumerate(leaves):
-        for start in range(0, samples, size or samples):
-            some = weights[start : start + (size or samples)]
-            rows = drawn.rows(position, leaf, start, start + some.shape[0])
-            accumulate(parameters.tensors[position], torch.tensordot(some.to(rows), rows, dims=1))
+        _accumulate(parameters.tensors[position], drawn, position, leaf, weights, size or samples)
     return jet.primal, aux
+
+
+def _accumulate(parameter: Tensor, drawn: Directions, position: int, leaf: Tensor, weights: Tensor, chunk: int) -> None:
+    """Add the sum of the directions (J, *S) of a parameter, times their weights (J,), so many at a time."""
+    for start in range(0, weights.shape[0], chunk):
+        some = weights[start : start + chunk]
+        rows = drawn.rows(position, leaf, start, start + some.shape[0])
+        accumulate(parameter, torch.tensordot(some.to(rows), rows, dims=1))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from jetplane.guard import forward_only
+from jetplane import forward_only
 
 from .. import cost, methods, models
 from ..config import DTYPES, FORWARD_GRADIENT, PER_SAMPLE, REVERSE, SECOND_ORDER, Config

@@ -109,14 +109,18 @@ class _Writes(_torch.DispatchMode):
         for storage, contents in self._saved.items():
             storage.copy_(contents)
 
+    def _save(self, storage: Any) -> None:
+        """Keep what a storage holds, unless the program has made it."""
+        if storage not in self._born and storage not in self._saved:
+            self._saved[storage] = storage.clone()
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self.paused:
             return func(*args, **kwargs)
-        for tensor in _tensors(written(func, args, kwargs)):
-            storage = tensor.untyped_storage()
-            if storage not in self._born and storage not in self._saved:
-                self._saved[storage] = storage.clone()
+        for tensor in written(func, args, kwargs):
+            if tensor.layout is torch.strided:
+                self._save(tensor.untyped_storage())
         out = func(*args, **kwargs)
         inputs = {id(t.untyped_storage()) for t in _tensors((args, kwargs))}
         for tensor in _tensors(out):

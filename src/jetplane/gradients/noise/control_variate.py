@@ -109,18 +109,17 @@ class ControlVariate:
 
     def _forms(self, plan: NoisePlan, readout: Readout) -> dict[int, Form]:
         """By site: the best form that there is room for once all have their smallest. Small sites come first."""
-        left, forms = self._numbers, dict[int, Form]()
-        choices = [(site.number, _choice(site, plan.samples, readout)) for site in plan.sites]
-        choices = sorted((one for one in choices if one[1]), key=lambda one: plan.sites[one[0]].shape.numel())
-        for number, choice in choices:
-            if choice[-1].numbers <= left:
-                forms[number] = choice[-1]
+        left, found = self._numbers, list[tuple[int, list[Form]]]()
+        for site in sorted(plan.sites, key=lambda site: site.shape.numel()):
+            choice = _choice(site, plan.samples, readout)
+            if choice and choice[-1].numbers <= left:
+                found.append((site.number, choice))
                 left -= choice[-1].numbers
-        for number, choice in choices:
-            if number in forms:
-                left += forms[number].numbers
-                forms[number] = next(form for form in choice if form.numbers <= left)
-                left -= forms[number].numbers
+        forms = dict[int, Form]()
+        for number, choice in found:
+            left += choice[-1].numbers
+            forms[number] = next(form for form in choice if form.numbers <= left)
+            left -= forms[number].numbers
         return dict(sorted(forms.items()))
 
 

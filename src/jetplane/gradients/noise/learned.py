@@ -86,12 +86,10 @@ class Learned:
     def load(self, name: str, given: Mapping[str, Tensor]) -> None:
         """Take over what another one has learned of the program."""
         self._check_shapes(name, given)
-        sites = [n for n in self.forms if any(f"{what}.{n}" in given for what in _NAMES)]
-        wanted = {"calls", *(f"{what}.{number}" for number in sites for what in _NAMES)}
-        if wanted - given.keys():
-            raise ValueError(
-                f"the control state has no {name}.{min(wanted - given.keys())}; expected all that was saved."
-            )
+        sites = [number for number in self.forms if not given.keys().isdisjoint(_keys(number))]
+        missing = {"calls", *(key for number in sites for key in _keys(number))} - given.keys()
+        if missing:
+            raise ValueError(f"the control state has no {name}.{min(missing)}; expected all that was saved.")
         for number in sites:
             self.start(number)
         for key, tensor in self.tensors().items():
@@ -109,3 +107,8 @@ class Learned:
                 raise ValueError(
                     f"the control state has {name}.{key} of shape {tuple(tensor.shape)}; expected {expected}."
                 )
+
+
+def _keys(site: int) -> list[str]:
+    """The names of what is kept for a site."""
+    return [f"{what}.{site}" for what in _NAMES]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..noise.learned import Learned
-from ..noise.prediction import Prediction
+from ..noise.prediction import NOTHING, NoPrediction, Prediction
 from ..noise.readout import Readout
 from ..noise.signs import Noise
 from ..noise.statistics import Statistics
@@ -31,7 +31,7 @@ class Estimate:
     count: int  # J
     chunk: int  # tangents that are carried at a time
     readout: Readout | None
-    prediction: Prediction | None
+    prediction: Prediction | NoPrediction
     exact_norms: bool = False  # whether nothing that batch norms add is left out
 
     def statistics(self) -> Statistics | None:
@@ -41,16 +41,16 @@ class Estimate:
 
 def looked_at(
     plan: NoisePlan, learned: Callable[[NoisePlan, Readout | None], Learned | None] | None, count: int
-) -> tuple[Readout | None, Prediction | None]:
+) -> tuple[Readout | None, Prediction | NoPrediction]:
     """What is seen of the loss's input, where that is of use, and predicted of its ``count`` tangents."""
     readout = None if plan.tail is None else Readout(plan)
     known = None if learned is None else learned(plan, readout)
-    prediction = None
+    prediction: Prediction | NoPrediction = NOTHING
     if known is not None and readout is not None:
         prediction = Prediction(plan, readout, known, count)
-    if prediction is None or not prediction.sites:
-        return None if plan.tokens is None else readout, None
-    return readout, prediction
+    if prediction.sites:
+        return readout, prediction
+    return None if plan.tokens is None else readout, NOTHING
 
 
 def two_passes(
@@ -71,8 +71,7 @@ def two_passes(
         parts.append(passes.carry(plan, rows, stop - start, True, one.readout, one.prediction, statistics))
     check()
     scalars = torch.cat(parts) / (one.count * plan.samples)
-    if one.prediction is not None:
-        one.prediction.begin()
+    one.prediction.begin()
     if statistics is not None:
         statistics.close(one.count)
         if look is not None:

@@ -136,12 +136,11 @@ class Builder:
         last = self._nodes[numbers[-1]]
         layers = [self._nodes[n] for n in numbers if self._nodes[n].parameters]
         places = "; ".join(layer.where for layer in layers)
-        if len(layers) == 1 and all(link.source in numbers for _, link in links):
-            own = self._own_weights(layers[0], numbers, samples)
-            if own is not None:
-                (layer,) = layers
-                group, shape = self._group((layer.number,), ()), torch.Size([samples, own.numbers])
-                return Site(number, group, shape, layer.device, places, own, numbers=shape.numel())
+        own = self._own_weights(layers, numbers, links, samples)
+        if own is not None:
+            (layer,) = layers
+            group, shape = self._group((layer.number,), ()), torch.Size([samples, own.numbers])
+            return Site(number, group, shape, layer.device, places, own, numbers=shape.numel())
         site = Site(number, self._group(numbers, links), last.shape, last.device, places, numbers=last.shape.numel())
         if not self._flow.has_batch(numbers):  # noise behind a batch norm tells its statistics apart
             live, site.normed = self._flow.entries_read.get(last.values[0]), self._is_normed(last)
@@ -149,8 +148,13 @@ class Builder:
                 site.numbers, site.live = int(live.expand(last.shape).sum()), live.to(last.device)
         return site
 
-    def _own_weights(self, layer: Node, numbers: tuple[int, ...], samples: int) -> OwnWeights | None:
+    def _own_weights(
+        self, layers: list[Node], numbers: tuple[int, ...], links: Links, samples: int
+    ) -> OwnWeights | None:
         """For the only layer of a site, where each sample is a row and can have a weight of its own."""
+        if len(layers) != 1 or any(link.source not in numbers for _, link in links):
+            return None
+        (layer,) = layers
         if layer.shape[:1] != (samples,) or self._flow.has_batch(numbers):
             return None
         return OwnWeights.of(layer.key, layer.shape, self._nodes[numbers[-1]].shape.numel() / samples)
