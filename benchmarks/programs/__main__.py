@@ -25,7 +25,7 @@ def _programs(only: tuple[str, ...]) -> Iterator[Program]:
         module = importlib.import_module(f".families_{name}", __package__)
         try:
             yield from (program for program in module.programs() if program.name.startswith(only))
-        except ImportError as error:  # of a package that is not there: the others can be run
+        except (ImportError, RuntimeError) as error:  # of a package that is not there, or does not fit torch
             print(f"{name}: left out, {error}", flush=True)
 
 
