@@ -41,8 +41,8 @@ It runs what the file does not hold yet; `--only timm/` runs some, `--again refu
 The results were gathered on a machine in use, with a minute for each program, and in two parts: rows marked
 `tangents_stop_at_no_grad` in the JSON ran where tangents stop at a program's own `no_grad`, the others where they go
 on, which for them came out the same as backprop. Five programs did not, and are exact where tangents stop: the four
-solvers of torchdiffeq that choose their steps under `no_grad`, and hrm_text. A family whose package is not there, or does
-not fit torch, is left out with a word.
+solvers of torchdiffeq that choose their steps under `no_grad`, and hrm_text. A family whose package is not there, or
+does not fit torch, is left out with a word.
 
 A Function without a rule is refused, because its forward body need not be what its author differentiates. Where it is,
 one line says so, for a class or for its dotted name: `jp.register.transparent("package.module.Function")`.
