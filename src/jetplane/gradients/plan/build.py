@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
@@ -260,9 +261,10 @@ class Builder:
 
 
 def _is_shared(shape: torch.Size, samples: int) -> bool:
-    """Whether no axis looks as if it counted the samples."""
+    """Whether no axis, nor the first ones together, look as if they counted the samples."""
     likely = any(one.axis == 0 or shape[one.axis] == samples for one in candidates(shape, samples))
-    return not likely or (samples > 1 and shape[:1] == (1,))
+    together = any(math.prod(shape[:axes]) % samples == 0 for axes in range(1, len(shape)))
+    return not (likely or together) or (samples > 1 and shape[:1] == (1,))
 
 
 def _is_alone(node: Node, owners: dict[int, int]) -> bool:
