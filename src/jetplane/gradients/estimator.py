@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -37,6 +38,7 @@ from .weight import weight_gradient
 
 __all__ = ["ForwardGradient", "forward_gradient"]
 
+log = logging.getLogger("jetplane")
 _NOISY = 4.0  # times the power of all else: what the norms' part may have before it is worth a warning
 
 Params = Iterable[Any] | Mapping[str, Tensor]
@@ -111,6 +113,7 @@ class ForwardGradient:
             raise ValueError("estimator is 'weight' and compile True; expected 'activation' with compile=True.")
         self.compile = compile
         self._compiled: CompiledEstimate | None = None
+        self._told: set[str] = set()  # places of which it was said that samples are coupled there
         tensors, learns = self._parameters.tensors, control and estimator == "activation"
         first: int | Tensor = step
         if capturable or compile:
@@ -298,6 +301,15 @@ class ForwardGradient:
 
     def _check_coupled(self, plan: NoisePlan) -> None:
         coupled = [site for site in plan.sites if site.coupled]
+        together = [site for site in coupled if site.layout is None]  # not by a batch norm, of which more is known
+        if together and together[0].where not in self._told:
+            self._told.add(together[0].where)
+            log.warning(
+                "the samples of a forward gradient are coupled at the output of %s, where noise costs %d times as "
+                "much; avoid what couples them, if it is not the loss itself",
+                together[0].where,
+                plan.samples,
+            )
         if coupled and self.coupled == "raise":
             site = coupled[0]
             raise CoupledSamples(

@@ -28,6 +28,11 @@ def current_module() -> str:
     return module_path(_walk()[1])
 
 
+def current_line() -> str:
+    """The innermost file and line outside of torch and jetplane: the program's, or that of a library that it calls."""
+    return _walk()[0]
+
+
 def called_by_autograd() -> bool:
     """Whether the innermost caller outside of jetplane is torch's own differentiation code, not the program.
 

@@ -22,7 +22,7 @@ from .locate import call_site
 
 __all__ = ["Handovers"]
 
-_HARMLESS = ("multiprocessing", "torch.utils.data", "tqdm")
+_HARMLESS = ("multiprocessing", "concurrent.futures.process", "torch.utils.data", "tqdm")
 _POOL = ("apply_async", "_map_async", "imap", "imap_unordered")  # what the other methods of a pool call
 
 
