@@ -379,7 +379,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def captured(optimizer: HyperplaneSearch) -> bool:
     assert optimizer._compiled is not None
-    return all(program is not None for program in optimizer._compiled._programs.values())
+    return all(program is not None for program in optimizer._compiled._programs._captured.values())
 
 
 CASES: dict[str, dict[str, Any]] = {

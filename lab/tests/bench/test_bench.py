@@ -65,7 +65,8 @@ def nothing(result: Any) -> None:
 @pytest.fixture(autouse=True)
 def global_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     """Importing torch's operation database forbids global flags, and a process that measures sets them."""
-    monkeypatch.setattr(torch.backends, "__allow_nonbracketed_mutation_flag", True)
+    module = getattr(torch.backends, "m", torch.backends)  # behind what torch puts in its place
+    monkeypatch.setattr(module, "__allow_nonbracketed_mutation_flag", True)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # torch's compiler
