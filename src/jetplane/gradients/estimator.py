@@ -15,10 +15,15 @@ from torch import Tensor
 from ..ad.run.budget import parse_bytes
 from ..ad.run.replay import Replay
 from ..errors import CoupledSamples, UnsupportedProgram
+from ..parallel.crew import Crew
+from ..parallel.digests import tag_of
+from ..parallel.shards import Meeting
 from .kept_by_parameters import KeptByParameters, Known
 from .noise.control_variate import ControlVariate
+from .noise.lessons import Lessons
 from .noise.prediction import Prediction
 from .noise.readout import Readout
+from .noise.sharded import Sharded
 from .noise.signs import Noise, Signs
 from .noise.statistics import Statistics
 from .passes.kept_plans import KeptPlans, Width
@@ -51,6 +56,10 @@ class ForwardGradient:
     a function of (seed, step). With ``capturable`` it is counted on the device, so that a CUDA graph of a call, which
     can be captured after a first call as it is, draws new numbers at each replay.
 
+    With a ``process_group`` all its processes call it together, each with its own samples of one batch: noise, gradient
+    and what is learned are those of the whole batch in one process. Their parameters are compared before every
+    ``check_every``-th call.
+
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
         >>> x, y = torch.randn(16, 4), torch.arange(16) % 3
@@ -76,6 +85,8 @@ class ForwardGradient:
         probe_every: int = 50,
         capturable: bool = False,
         noise: Callable[[int, Any], Noise] = Signs,
+        process_group: Any = None,
+        check_every: int | None = 100,
     ) -> None:
         _check_count("samples", samples, optional=estimator == "activation")
         _check_count("chunk_size", chunk_size, optional=True)
@@ -89,6 +100,12 @@ class ForwardGradient:
             raise ValueError(f"chunk_size is {chunk_size} and memory {memory!r}; expected one of them.")
         self.samples, self.estimator, self.seed = samples, estimator, seed
         self.coupled, self.allow_unused, self.batch_norm = coupled, allow_unused, batch_norm
+        self.crew = Crew(process_group, check_every, type(self).__name__)
+        if capturable and self.crew.processes is not None:
+            raise ValueError(
+                "capturable is True and there is a process_group; the exchange between processes cannot be captured, "
+                "expected capturable=False."
+            )
         self._width = Width(samples, chunk_size, None if memory is None else parse_bytes(memory))
         self._parameters = Parameters(params)
         self._probe_every = probe_every
@@ -114,22 +131,58 @@ class ForwardGradient:
 
     # -- use --------------------------------------------------------------------------------------------------------
 
-    def __call__(self, loss_fn: Callable[..., Any], *batch: Any, has_aux: bool = False) -> Any:
-        """Add the estimate of d mean(loss_fn(*batch)) to ``.grad``; the mean loss, with aux if there is one."""
-        return self._estimate(self._known, loss_fn, batch, has_aux)
+    def __call__(
+        self,
+        loss_fn: Callable[..., Any],
+        *batch: Any,
+        has_aux: bool = False,
+        offset: int | None = None,
+        total: int | None = None,
+    ) -> Any:
+        """Add the estimate of d mean(loss_fn(*batch)) to ``.grad``; the mean loss, with aux if there is one.
 
-    def _estimate(self, known: Known, loss_fn: Callable[..., Any], batch: Any, has_aux: bool) -> Any:
+        Where the batch is a part of a larger one, its samples are those from ``offset`` on, of ``total``, and what is
+        added is their part of the estimate for all. In a process group the ``total`` is counted, and the samples of a
+        process follow those of the processes before it unless there is an ``offset``.
+        """
+        return self._estimate(self._known, loss_fn, batch, has_aux, offset, total)
+
+    def _estimate(
+        self,
+        known: Known,
+        loss_fn: Callable[..., Any],
+        batch: Any,
+        has_aux: bool,
+        offset: int | None = None,
+        total: int | None = None,
+    ) -> Any:
         """The same with what is ``known`` from calls before, which learns from this one."""
-        program = self._program(loss_fn, batch, has_aux)
-        if self.estimator == "weight":
-            losses, aux = weight_gradient(
-                self._parameters, program, self._width, self.seed, known.step, self.allow_unused
-            )
-        else:
-            losses, aux = self._by_activations(program, known)
+        meeting = self._meeting(known, offset, total)
+        with meeting.around():
+            program = self._program(loss_fn, batch, has_aux)
+            if self.estimator == "weight":
+                losses, aux = weight_gradient(
+                    self._parameters, program, self._width, self.seed, known.step, self.allow_unused, meeting
+                )
+            else:
+                losses, aux = self._by_activations(program, known, meeting)
         known.step += 1  # in place where it is a tensor
-        loss = losses.sum() / losses.shape[0]
+        loss = meeting.mean(losses)
         return (loss, aux) if has_aux else loss
+
+    def _meeting(self, known: Known, offset: int | None, total: int | None) -> Meeting:
+        """This call, among those of the other processes."""
+        if self.crew.quiet:
+            return Meeting(offset, total)
+        step, tensors = int(known.step), self._parameters.tensors
+        self.crew.begin(self.facts, step, tensors, self._parameters.names)
+        self.crew.check(step, tensors)
+        return self.crew.meeting(f"call {step}", offset, total)
+
+    def facts(self) -> dict[str, Any]:
+        """What processes that call it together must have in common."""
+        options = {"estimator": self.estimator, "coupled": self.coupled, "batch_norm": self.batch_norm}
+        return {"the seed": self.seed, "samples": self.samples, "control": self._known.control is not None, **options}
 
     def sites(self, loss_fn: Callable[..., Any], *batch: Any, has_aux: bool = False) -> list[Site]:
         """Where noise enters, and how the samples lie there. Touches no gradient, buffer or random state."""
@@ -174,7 +227,7 @@ class ForwardGradient:
         devices = [] if capturing() else [tensor.device for tensor in self._parameters.tensors]
         return Passes(self._parameters, program, Replay(devices))
 
-    def _by_activations(self, program: LossProgram, known: Known) -> tuple[Tensor, Any]:
+    def _by_activations(self, program: LossProgram, known: Known, meeting: Meeting) -> tuple[Tensor, Any]:
         plan = known.plans.known(program, self._width, self._probe_every)
         if capturing() and (plan is None or plan.random):
             what = "is new" if plan is None else "draws random numbers"
@@ -185,34 +238,70 @@ class ForwardGradient:
         passes, noise = self._passes(program), self._noise(self.seed, known.step)
         if plan is not None:
             with contextlib.suppress(Changed):
-                return self._follow(plan, passes, noise, known.control)
+                return self._follow(plan, passes, noise, known.control, meeting)
         with _steady():
-            return self._follow(known.plans.find(passes, self._width), passes, noise, known.control)
+            return self._follow(known.plans.find(passes, self._width), passes, noise, known.control, meeting)
 
     def _follow(
-        self, plan: NoisePlan, passes: Passes, noise: Noise, control: ControlVariate | None
+        self, plan: NoisePlan, passes: Passes, noise: Noise, control: ControlVariate | None, meeting: Meeting
     ) -> tuple[Tensor, Any]:
         """Both passes. Raises Changed where the program is another one, before a gradient is touched."""
+        width, shard = self._width, meeting.shard(plan.samples, plan.numbers)
+        plan.whole = None if shard is None else shard.total
+        if shard is not None:
+            noise = Sharded(noise, plan, shard.offset, shard.total)
+            if width.samples is None:
+                width = replace(width, samples=plan.tangents_for(shard.numbers, shard.total))
         if not plan.sites:
-            return passes.collect(plan, noise, None, 1, lambda: self._check(plan))
-        count = self._width.tangents(plan)
+            return self._together(
+                meeting, plan, None, lambda: passes.collect(plan, noise, None, 1, lambda: self._check(plan))
+            )
+        count = width.tangents(plan)
         readout, prediction = _looked_at(plan, control, count)
+        if prediction is not None and meeting.together:
+            prediction.lessons = Lessons()
         statistics = Statistics(plan, prediction, self.batch_norm == "exact") if plan.norms else None
-        chunk = self._width.of(plan, 0 if prediction is None else prediction.held)
+        chunk = width.of(plan, 0 if prediction is None else prediction.held)
         parts = []
         for start in range(0, count, chunk):
             stop = min(start + chunk, count)
             rows = partial(_drawn, noise, start, stop)
             parts.append(passes.carry(plan, rows, stop - start, True, readout, prediction, statistics))
         self._check(plan)
-        scalars = torch.cat(parts) / (count * plan.samples)
+        scalars = torch.cat(parts) / (count * plan.total)
         if prediction is not None:
             prediction.begin()
         if statistics is not None:
             statistics.close(count)
             if not (capturing() or plan.noisy) and plan.age % self._probe_every == 0:
                 _warn_of_noise(plan, statistics)
-        return passes.collect(plan, noise, scalars, chunk, prediction=prediction, statistics=statistics)
+        collect = partial(passes.collect, plan, noise, scalars, chunk, prediction=prediction, statistics=statistics)
+        return self._together(meeting, plan, prediction, collect)
+
+    def _together(
+        self,
+        meeting: Meeting,
+        plan: NoisePlan,
+        prediction: Prediction | None,
+        collect: Callable[[], tuple[Tensor, Any]],
+    ) -> tuple[Tensor, Any]:
+        """The last pass. Of a part of a batch all is added to ``.grad`` at once, what other processes found as well."""
+        if plan.whole is None:
+            return collect()
+        sites = [] if prediction is None else [*prediction.sites]
+        with self._parameters.apart() as found:
+            losses, aux = collect()
+            lessons = [] if prediction is None or prediction.lessons is None else prediction.lessons.parts()
+            gradients, tag = found(), tag_of([plan.name, sites])
+        sums = meeting.sums(tag, losses, lambda: [*gradients, *lessons])
+        if sums is None:
+            plan.due = True  # what the samples are was looked for in vain, where they were not finite
+            self._parameters.accumulate([torch.full_like(gradient, torch.nan) for gradient in gradients])
+            return losses, aux
+        self._parameters.accumulate(sums[: len(gradients)])
+        if prediction is not None and prediction.lessons is not None:
+            prediction.settle(sums[len(gradients) :])
+        return losses, aux
 
     def _check(self, plan: NoisePlan) -> None:
         """Raise what can be told only of a plan that the program has followed."""

@@ -111,7 +111,7 @@ class Closures:
                     "the loss has no graph for the backward pass, though it uses the parameters; expected a closure "
                     "that does not switch autograd off."
                 )
-        used, counts = self.used, [jet.primal.numel() for jet in parts[0]]
+        used, counts = self.used, [jet.primal.numel() * jet.primal.ndim for jet in parts[0]]
         model = self.averages.model(models, counts, curvature, used)
         self._unused = {label for label, one in zip(self._labels, used, strict=True) if not one}
         return model

@@ -45,7 +45,7 @@ class Averages:
         yield
 
     def model(self, models: list[Quadratic], counts: list[int], curvature: Curvature, used: list[bool]) -> Quadratic:
-        """The mean of the closures' models; ``counts`` are the numbers of losses that each is the mean of.
+        """The mean of the closures' models; ``counts`` are the samples whose losses each is the mean of, or 0.
 
         ``used`` says which parameters were used, and is written: by any process.
         """

@@ -17,6 +17,7 @@ from ..errors import ProcessesDiffer
 from .averages import Averages, Together, Weighted
 from .digests import described, digest_of
 from .processes import Processes, named, processes_of, require_same, say_alone
+from .shards import Meeting, Talk
 
 __all__ = ["Crew"]
 
@@ -45,6 +46,10 @@ class Crew:
     def quiet(self) -> bool:
         """Whether this process is alone, and there is nothing left to say about it."""
         return self._begun and self.processes is None
+
+    def trust(self) -> None:
+        """Compare nothing before the first step: who uses this one does."""
+        self._begun = True
 
     def again(self) -> None:
         """Compare the processes anew before the next step, for something was loaded or added."""
@@ -83,6 +88,12 @@ class Crew:
                 "expected the same on all processes. check_every=1 looks after every step."
             )
         self._same = step
+
+    def meeting(self, what: str, offset: int | None, total: int | None) -> Meeting:
+        """A call of a forward gradient on samples from ``offset`` on, of ``total``."""
+        if self.processes is None:
+            return Meeting(offset, total)
+        return Talk(self.processes, what, offset, total)
 
     # -- the parts of a batch ---------------------------------------------------------------------------------------
 

@@ -44,8 +44,8 @@ class Form:
         pairs = self.k * (self.k + 1) // 2
         return _HEAD + self.k + pairs * self.curved + (1 + pairs) * self.noise
 
-    def packed(self, model: Quadratic, weight: float, count: int = 1, tag: float = 0.0) -> Tensor:
-        """The numbers of a model that is the mean of ``count`` losses of single samples, or of one number."""
+    def packed(self, model: Quadratic, weight: float, count: int = 0, tag: float = 0.0) -> Tensor:
+        """The numbers of a model that is the mean of ``count`` losses of single samples; 0: of one number."""
         record = torch.zeros(self.length, dtype=torch.float64, device="cpu")
         record[0], record[1] = tag, weight
         if weight == 0:  # the mean of nothing, which need not be a number
@@ -55,10 +55,11 @@ class Form:
             parts.append(self._upper(model.curvature))
         numbers = torch.cat([part.detach().to("cpu", torch.float64) for part in parts]) * weight
         record[2 : 2 + len(numbers)] = numbers
-        if self.noise and model.noise is not None:
-            scatter = self._upper(model.noise).to("cpu", torch.float64) * (count * (count - 1))
+        if self.noise and count:
             self._scatter(record)[0] = count
-            self._scatter(record)[1:] = scatter if count > 1 else 0.0
+            if model.noise is not None:
+                scatter = self._upper(model.noise).to("cpu", torch.float64)
+                self._scatter(record)[1:] = scatter * (count * (count - 1))
         return record
 
     def merged(self, records: Sequence[Tensor]) -> Tensor:
@@ -83,7 +84,7 @@ class Form:
         if not self.noise:
             return like.noise
         count, scatter = self._scatter(record)[0], self._scatter(record)[1:]
-        return self._matrix(scatter / (count * (count - 1))).to(like.slope) if count > 0 else None
+        return self._matrix(scatter / (count * (count - 1))).to(like.slope) if count > 1 else None
 
     def _scatter(self, record: Tensor) -> Tensor:
         return record[-1 - self.k * (self.k + 1) // 2 :]

@@ -180,13 +180,14 @@ def processes_of(process_group: Any) -> Processes | None:
     if process_group is None:
         return None
     known = distributed.is_available() and isinstance(process_group, distributed.ProcessGroup)
+    outside = distributed.is_available() and process_group is distributed.GroupMember.NON_GROUP_MEMBER
+    if outside or (known and distributed.get_rank(process_group) < 0):
+        raise ValueError("this process is not in process_group; expected a group that it is a member of.")
     if not known:
         name = type(process_group).__name__
         raise TypeError(
             f"process_group is {name}; expected a ProcessGroup such as torch.distributed.group.WORLD, or None."
         )
-    if distributed.get_rank(process_group) < 0:
-        raise ValueError("this process is not in process_group; expected a group that it is a member of.")
     return Processes(process_group)
 
 

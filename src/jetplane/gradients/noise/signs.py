@@ -49,36 +49,44 @@ class Signs:
     )  # bits, for small ones
 
     def rows(self, site: int, start: int, stop: int, like: Tensor) -> Tensor:
+        return self.part(site, start, stop, like, 0)
+
+    def part(self, site: int, start: int, stop: int, like: Tensor, first: int) -> Tensor:
+        """The same of ``like`` as a part of a longer row, of which ``first`` elements come before it."""
         size, count = like.numel(), stop - start
         if traced.fast(like.device):
-            return self._launched(site, start, stop, like).reshape(count, *like.shape)
+            launched = self._launched(site, start, stop, first + size, like.dtype, like.device)
+            return launched.reshape(count, -1)[:, first:].reshape(count, *like.shape)
         # for each byte its eight signs, lowest bit first
-        octets = self._octets(site, start, stop, -(-size // 128), like.device)
+        block, rest = divmod(first, 128)
+        octets = self._octets(site, start, stop, block, -(-(first + size) // 128), like.device)
         signs = _table(like.dtype, like.device).index_select(0, octets)
-        return signs.reshape(count, -1)[:, :size].reshape(count, *like.shape)
+        return signs.reshape(count, -1)[:, rest : rest + size].reshape(count, *like.shape)
 
-    def _octets(self, site: int, start: int, stop: int, blocks: int, device: torch.device) -> Tensor:
+    def _octets(self, site: int, start: int, stop: int, block: int, blocks: int, device: torch.device) -> Tensor:
         """The four bytes of each word. The second pass finds those of small layers where the first has left them."""
-        key = site, start, stop, blocks, device
+        key = site, start, stop, block, blocks, device
         octets = self._drawn.pop(key, None)
         if octets is None:
-            words = torch.stack(self._words(site, start, stop, blocks, device), -1)
+            words = torch.stack(self._words(site, start, stop, block, blocks, device), -1)
             octets = words.to(torch.int32).view(torch.uint8).flatten()
             if octets.nbytes + sum(drawn.nbytes for drawn in self._drawn.values()) <= _SMALL:
                 self._drawn[key] = octets
         return octets.to(torch.int32)
 
-    def _launched(self, site: int, start: int, stop: int, like: Tensor) -> Tensor:
+    def _launched(
+        self, site: int, start: int, stop: int, size: int, dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
         from . import signs_triton
 
         seed, step = (
-            word if isinstance(word, Tensor) else torch.full((), signed(word), dtype=torch.int64, device=like.device)
+            word if isinstance(word, Tensor) else torch.full((), signed(word), dtype=torch.int64, device=device)
             for word in (self.seed, self.step)
         )
-        return signs_triton.signs(seed, step, site | _OWN, start, stop, like.numel(), like.dtype)
+        return signs_triton.signs(seed, step, site | _OWN, start, stop, size, dtype)
 
-    def _words(self, site: int, start: int, stop: int, blocks: int, device: torch.device) -> Words:
-        columns = torch.arange(blocks, dtype=torch.int64, device=device).unsqueeze(0)
+    def _words(self, site: int, start: int, stop: int, block: int, blocks: int, device: torch.device) -> Words:
+        columns = torch.arange(block, blocks, dtype=torch.int64, device=device).unsqueeze(0)
         rows = torch.arange(start, stop, dtype=torch.int64, device=device).unsqueeze(1)
         place, step = (
             word.reshape(1, 1)

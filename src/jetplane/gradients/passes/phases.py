@@ -326,7 +326,7 @@ class Collector(_Follower):
     def finish(self, losses: Tensor) -> None:
         """The part behind the last layers, whose derivative is exact; and the parametrisations."""
         if self._plan.exact is not None:
-            self._collect(self._plan.exact, _at_end(self._plan.exact, torch.full_like(losses, 1 / losses.shape[0])))
+            self._collect(self._plan.exact, _at_end(self._plan.exact, torch.full_like(losses, 1 / self._plan.total)))
         self._gradients.finish()
 
     def _collect(self, group: LayerGroup, deltas: Deltas) -> None:

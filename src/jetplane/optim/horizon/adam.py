@@ -14,6 +14,7 @@ from torch import Tensor
 from ...ad import _torch
 from ...ad.run.auxiliary import split_aux
 from ...gradients import ForwardGradient
+from ...parallel.crew import Crew
 from ...solvers import Status
 from ..casting import casts_around, uncast
 from ..moving import listed, number_of
@@ -33,7 +34,7 @@ _COUNT, _RATE, _LEAD, _FIRST, _TREND = range(5)
 _PATH = ("count", "rate", "lead", "first", "trend")
 _OWN = (
     *("every", "power", "betas", "eps", "forget", "rotate", "estimate"),
-    *("_leaves", "_path", "_forgetting", "_calls", "_numbers", "_evaluating"),
+    *("_leaves", "_path", "_forgetting", "_calls", "_numbers", "_evaluating", "_crew"),
 )
 
 
@@ -83,6 +84,9 @@ class HorizonAdam(torch.optim.Optimizer):
     ``lr`` multiplies the rate and the pull (for schedulers), ``every`` is the number of steps between two measurements,
     and ``weight_decay`` is decoupled. A step whose loss or gradient is not finite leaves everything as it is.
 
+    With a ``process_group`` all its processes take each step together, each with its own samples of one batch, and
+    their parameters are compared after every ``check_every`` steps.
+
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
         >>> x = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
@@ -110,6 +114,8 @@ class HorizonAdam(torch.optim.Optimizer):
         rotate: bool = True,
         seed: int = 0,
         capturable: bool = False,
+        process_group: Any = None,
+        check_every: int | None = 100,
         **options: Any,
     ) -> None:
         _check("lr", lr)
@@ -128,8 +134,11 @@ class HorizonAdam(torch.optim.Optimizer):
         self._leaves = [leaf for group in self.param_groups for leaf in group["params"] if leaf.requires_grad]
         if not self._leaves:
             raise ValueError("no parameter requires grad; expected at least one that can move.")
-        self.estimate = ForwardGradient(self._leaves, samples, seed=seed, capturable=capturable, **options)
-        self._path = Path(self._leaves)
+        options |= {"seed": seed, "capturable": capturable, "process_group": process_group, "check_every": None}
+        self.estimate = ForwardGradient(self._leaves, samples, **options)
+        self.estimate.crew.trust()  # this one looks
+        self._crew = Crew(process_group, check_every, type(self).__name__)
+        self._path = Path(self._leaves, self._crew)
         self._forgetting = Forgetting(self._leaves)
         self._calls = 0
         self._numbers = torch.zeros(len(_PATH), dtype=torch.float64, device=self._leaves[0].device)
@@ -181,10 +190,26 @@ class HorizonAdam(torch.optim.Optimizer):
     def step(self, closure: Any = None, *batch: Any, has_aux: bool = False) -> Tensor:  # type: ignore[override]
         """Take one step, and return the mean loss before it."""
         self._check_ready(closure)
+        if not self._crew.quiet:
+            labels = [f"parameter {number}" for number in range(len(self._leaves))]
+            self._crew.begin(self._facts, self._calls, self._leaves, labels)
         self.zero_grad(set_to_none=False)
         casts = casts_around(self._numbers.device)
         with uncast(casts):
-            return self._step(casts.around(closure), batch, has_aux)
+            loss = self._step(casts.around(closure), batch, has_aux)
+        self._crew.check(self._calls, self._leaves)
+        return loss
+
+    def _facts(self) -> dict[str, Any]:
+        """What processes that step together must have in common."""
+        settings = {name: getattr(self, name) for name in ("every", "power", "betas", "eps", "forget", "rotate")}
+        groups = [(float(group["lr"]), float(group["weight_decay"])) for group in self.param_groups]
+        return {
+            "the optimizer": type(self).__name__,
+            "lr and weight_decay": groups,
+            **settings,
+            **self.estimate.facts(),
+        }
 
     def _step(self, closure: Callable[..., Any], batch: tuple[Any, ...], has_aux: bool) -> Tensor:
         capturing = self._numbers.is_cuda and torch.cuda.is_current_stream_capturing()
@@ -250,6 +275,7 @@ class HorizonAdam(torch.optim.Optimizer):
         self._check_axes(state_dict)
         super().load_state_dict({name: state_dict[name] for name in ("state", "param_groups")})
         self._calls, self._evaluating = path["calls"], path["evaluating"]
+        self._crew.again()
         self._numbers.copy_(torch.tensor([path[name] for name in _PATH], dtype=torch.float64, device="cpu"))
         self._forgetting.slopes.copy_(torch.tensor(path["slopes"], dtype=torch.float64, device="cpu"))
         self.estimate.load_state_dict(state_dict["estimate"])
