@@ -192,7 +192,7 @@ def hanging(place: Place) -> str:
     return message(lambda: opt.step(_short(opt), weight=1))
 
 
-# -- arguments ----------------------------------------------------------------------------------------------------------
+# -- arguments ------------------------------------------------------------------------------------------
 
 
 def arguments(place: Place) -> dict[str, str]:
@@ -241,7 +241,7 @@ def alone(place: Place) -> list[str]:
     return [str(one.message) for one in said]
 
 
-# -- what else works ------------------------------------------------------------------------------------------------------
+# -- what else works ------------------------------------------------------------------------------------
 
 
 def wrapped(place: Place) -> dict[str, Tensor]:

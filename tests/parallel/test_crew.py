@@ -41,8 +41,8 @@ def test_values_that_differ_are_named_by_their_parameter(two: Results) -> None:
 def test_parameters_that_drift_apart_are_found(two: Results) -> None:
     for found in two:
         assert found["drifted"] == (
-            "ProcessesDiffer: the parameters of process 1 differ from those of process 0 since one of the steps 5 to 8; "
-            "expected the same on all processes. check_every=1 looks after every step."
+            "ProcessesDiffer: the parameters of process 1 differ from those of process 0 since one of the steps 5 to "
+            "8; expected the same on all processes. check_every=1 looks after every step."
         )
 
 

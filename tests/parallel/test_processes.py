@@ -56,8 +56,8 @@ def test_a_group_stays_the_same_in_copies_and_is_not_pickled(two: Results) -> No
     one = object.__new__(Processes)
     assert copy.deepcopy(one) is one
     assert two[0]["arguments"]["pickle"] == (
-        "TypeError: a process group cannot be pickled; expected state_dict() of what uses it, and process_group= in the "
-        "process that goes on."
+        "TypeError: a process group cannot be pickled; expected state_dict() of what uses it, and process_group= in "
+        "the process that goes on."
     )
 
 
