@@ -1,7 +1,7 @@
 """What tests of many processes share: problems, runs alone and in a group, and one launch of processes for all tests.
 
-A launch takes seconds, most of them imports, so all that is to be seen in a group is done in one: ``jobs`` by name, each
-a function of a :class:`Place` that gives tensors or texts.
+A launch takes seconds, most of them imports, so all that is to be seen in a group is done in one: ``jobs`` by name,
+each a function of a :class:`Place` that gives tensors or texts.
 """
 
 from __future__ import annotations
