@@ -45,11 +45,16 @@ _ADAPTIVE: dict[str, Callable[[float], solvers.Solver]] = {
 }
 
 
-def make(config: Config, parameters: Iterable[Tensor]) -> Method:
-    """The optimizer of ``config``'s method and options."""
+def make(config: Config, parameters: Iterable[Tensor], process_group: Any = None) -> Method:
+    """The optimizer of ``config``'s method and options, which all processes of a group step together."""
     moving = list(parameters)
     if config.method in FORWARD_GRADIENT:
-        return _on_forward_gradients(config, moving)
+        return _on_forward_gradients(config, moving, process_group)
+    if process_group is not None and config.method in ("backprop", "sgd", "adam"):
+        raise ValueError(
+            f"method is {config.method!r}, which is trained by one process; expected a forward-only method, or "
+            "'fomoh-bp', for several."
+        )
     if config.method in ("backprop", "sgd"):
         sgd = torch.optim.SGD(moving, config.lr, config.momentum, weight_decay=config.weight_decay)
         return Backprop(sgd, compile=config.compile)
@@ -64,6 +69,7 @@ def make(config: Config, parameters: Iterable[Tensor]) -> Method:
         "clip": config.clip,
         "weight_decay": config.weight_decay,
         "patience": None,
+        "process_group": process_group,
     }
     if config.compile:
         options["compile"] = True
@@ -79,10 +85,11 @@ def make(config: Config, parameters: Iterable[Tensor]) -> Method:
     return named(moving, config.lr, **options)
 
 
-def _on_forward_gradients(config: Config, moving: list[Tensor]) -> Method:
+def _on_forward_gradients(config: Config, moving: list[Tensor], process_group: Any) -> Method:
     eps, decay = 1e-8 if config.eps is None else config.eps, config.weight_decay
     graphed = config.compile and moving[0].is_cuda
     shared: dict[str, Any] = {"samples": config.samples, "seed": config.seed, "capturable": graphed}
+    shared["process_group"] = process_group
     if config.method == "horizon":
         return Horizon(optim.HorizonAdam(moving, lr=config.lr, eps=eps, weight_decay=decay, **shared))
     optimizer: torch.optim.Optimizer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,8 +70,8 @@ class Tally:
         self._rows.append(torch.cat([column.detach() for column in columns], dim=1))
         self._sizes += sizes
 
-    def fetch(self) -> Running:
-        """Wait for the device, and average in float64."""
+    def fetch(self, total: Callable[[int], int] = int) -> Running:
+        """Wait for the device, and average in float64. ``total`` adds up the hits of all processes."""
         table = torch.cat(self._rows).to("cpu", torch.float64)
         sizes = torch.tensor(self._sizes, dtype=torch.float64)
         samples = float(sizes.sum())
@@ -84,7 +85,7 @@ class Tally:
         return Running(
             first_loss=float(table[0, 0]),
             nll=float((table[:, 0] * sizes).sum()) / samples,
-            accuracy=float(table[:, 1].sum()) / samples,
+            accuracy=total(int(table[:, 1].sum())) / samples,
             slope=None if slopes is None else float(slopes.abs().mean()),
             curvature=None if curvatures is None else float(curvatures.mean()),
             negative_curvature=None if curvatures is None else float((curvatures < 0).double().mean()),
