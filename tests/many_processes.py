@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -22,6 +23,7 @@ import jetplane as jp
 from jetplane import optim
 from jetplane.directions import Gaussian, Grown
 from jetplane.optim import Acceptance
+from jetplane.parallel.processes import Processes
 from jetplane.solvers import LevenbergMarquardt
 
 COUNT = 12  # samples
@@ -217,3 +219,64 @@ def launch(folder: Path, size: int, jobs: Callable[[], dict[str, Callable[[Place
         finally:
             done.touch()
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(size)]
+
+
+# -- one process that takes the shards in turn ------------------------------------------------------------------------
+
+
+class Turns(Processes):
+    """The place of a shard in one process, where shards are computed one after the other up to each exchange.
+
+    Each has a thread, of which one runs at a time; no two passes are under way beside each other.
+    """
+
+    def __init__(self, rank: int, said: list[Any], turn: threading.Lock, all_there: threading.Barrier) -> None:
+        self.rank, self.size, self.device = rank, len(said), torch.device("cpu")
+        self._said, self._turn, self._all_there = said, turn, all_there
+
+    def _heard(self, mine: Any) -> list[Any]:
+        self._said[self.rank] = mine
+        self._turn.release()
+        self._all_there.wait(60)
+        heard = list(self._said)
+        self._all_there.wait(60)
+        self._turn.acquire()
+        return heard
+
+    def _all_gather(self, record: Tensor, what: str) -> list[Tensor]:
+        return self._heard(record)
+
+    def _sum(self, flat: Tensor, what: str) -> Tensor:
+        first, *others = self._heard(flat)
+        total: Tensor = first.clone()
+        for other in others:
+            total += other
+        return total
+
+    def led(self, compute: Callable[[], Tensor], length: int, what: str) -> Tensor:
+        first: Tensor = self._heard(compute() if self.rank == 0 else None)[0]
+        return first
+
+
+def horizon_in_turns(steps: int, size: int) -> list[Tensor]:
+    """The parameters after steps of HorizonAdam whose shards are taken in turn by one process, by shard."""
+    said, turn, all_there = [None] * size, threading.Lock(), threading.Barrier(size)
+    found: list[Any] = [None] * size
+
+    def one(rank: int) -> None:
+        with turn:
+            model, (x, y) = network(), batch()
+            opt, loss = optim.HorizonAdam(model.parameters()), losses(model, "none")
+            place = Turns(rank, said, turn, all_there)
+            opt._crew.processes = opt.estimate.crew.processes = place
+            start, stop = cuts(size)[rank]
+            for _ in range(steps):
+                opt.step(loss, x[start:stop], y[start:stop])
+            found[rank] = flat(model)
+
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found

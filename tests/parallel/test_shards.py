@@ -11,7 +11,19 @@ from torch import nn
 
 import jetplane as jp
 from jetplane.parallel.shards import Meeting, Shard
-from many_processes import COUNT, Recurrent, batch, convex, flat, forward, horizon, losses, network, seeded
+from many_processes import (
+    COUNT,
+    Recurrent,
+    batch,
+    convex,
+    flat,
+    forward,
+    horizon,
+    horizon_in_turns,
+    losses,
+    network,
+    seeded,
+)
 
 Results = list[dict[str, Any]]
 
@@ -43,10 +55,17 @@ def test_steps_of_horizon_adam_are_those_of_the_whole_batch(two: Results) -> Non
     torch.testing.assert_close(two[0]["HorizonAdam 12"], horizon(12), rtol=0, atol=1e-10)
 
 
+def test_shards_in_turn_give_the_same_bits_of_horizon_adam(two: Results) -> None:
+    """One process that computes the shards one after the other, up to each exchange."""
+    for found in horizon_in_turns(12, 2):
+        assert torch.equal(found, two[0]["HorizonAdam 12"])
+
+
 @pytest.mark.slow
 def test_a_hundred_steps_of_horizon_adam_on_four(four: Results) -> None:
     for other in four[1:]:
         assert torch.equal(four[0]["HorizonAdam"], other["HorizonAdam"])
+    assert torch.equal(four[0]["HorizonAdam"], horizon_in_turns(100, 4)[0])
     torch.testing.assert_close(four[0]["HorizonAdam"], horizon(100), rtol=0, atol=1e-9)
 
 

@@ -174,7 +174,8 @@ class ForwardGradient:
         """This call, among those of the other processes."""
         if self.crew.quiet:
             return Meeting(offset, total)
-        step, tensors = int(known.step), self._parameters.tensors
+        # alone the step may be a tensor, which nobody asks while a graph is captured
+        step, tensors = 0 if self.crew.processes is None else int(known.step), self._parameters.tensors
         self.crew.begin(self.facts, step, tensors, self._parameters.names)
         self.crew.check(step, tensors)
         return self.crew.meeting(f"call {step}", offset, total)
