@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
@@ -25,6 +26,7 @@ from many_processes import (
     Place,
     Recurrent,
     batch,
+    columns,
     convex,
     cuts,
     flat,
@@ -303,6 +305,35 @@ def refused(place: Place) -> dict[str, str]:
     }
 
 
+SHARING = ("FGD", "FoMoHKD", "Newton", "the empirical Fisher", "all options")
+
+
+def shared(place: Place) -> dict[str, Any]:
+    """Directions that two processes share; and what they refuse."""
+    found: dict[str, Any] = {name: columns(name, 3, place, 1) for name in SHARING}
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "directions"))
+    other = init_device_mesh("cpu", (2,), mesh_dim_names=("data",))
+    model, (x, y) = convex(), batch()
+    params, loss = list(model.parameters()), losses(model, "mean")
+    each = losses(model, "none")
+    found["other batch"] = message(lambda: optim.FoMoHKD(params, 0.3, process_group=mesh).step(loss, x + place.rank, y))
+    found["late"] = message(lambda: optim.GaussNewtonSearch(params, k=4, process_group=mesh).step(each, x, y))
+    found["K"] = message(lambda: optim.FoMoH(params, process_group=mesh).step(loss, x, y))
+    found["names"] = message(lambda: optim.FoMoH(params, process_group=other))
+    few = DeviceMesh("cpu", [[0]], mesh_dim_names=("data", "directions"))
+    found["few"] = message(lambda: optim.FoMoH(params, process_group=few))
+    found["HorizonAdam"] = message(lambda: optim.HorizonAdam(params, process_group=mesh))
+
+    def broken(x: Tensor, y: Tensor) -> Tensor:
+        if place.rank == 1:
+            raise KeyError("a broken disk")
+        return loss(x, y)
+
+    found["raising"] = message(lambda: optim.FoMoHKD(params, 0.3, process_group=mesh).step(broken, x, y))
+    found["still"] = flat(model)
+    return found
+
+
 def sums(place: Place) -> list[Tensor]:
     """Sums in the order of ranks, of tensors of several kinds and sizes, the empty one among them."""
     whole = [torch.linspace(-1, 1, n, dtype=dtype) / 3 + place.rank * 0.1 for n, dtype in SUMMED]
@@ -334,7 +365,7 @@ def all_jobs() -> dict[str, Job]:
     jobs["shape"] = lambda place: message(lambda: stepped(place, seeded(lambda: nn.Linear(5, 3 + place.rank))))
     for job in (other_values, other_dtype, other_version, other_rate, drifted, other_horizon, other_program):
         jobs[job.__name__] = job
-    for job in (raising, nonfinite, hanging, arguments, alone, wrapped, unused, empty, refused, sums):
+    for job in (raising, nonfinite, hanging, arguments, alone, wrapped, unused, empty, refused, sums, shared):
         jobs[job.__name__] = job  # type: ignore[assignment]
     jobs["dying"] = dying
     return jobs
@@ -342,6 +373,10 @@ def all_jobs() -> dict[str, Job]:
 
 def _search(name: str, steps: int, place: Place) -> Tensor:
     return search(name, steps, place)
+
+
+def _both(name: str, place: Place) -> Tensor:
+    return columns(name, 12, place, 2)
 
 
 def dying(place: Place) -> str:
@@ -356,4 +391,6 @@ def dying(place: Place) -> str:
 def long_jobs() -> dict[str, Job]:
     """What four processes do."""
     jobs: dict[str, Job] = {name: partial(_search, name, 100) for name in SEARCHES}
+    for name in SHARING:
+        jobs[f"both, {name}"] = partial(_both, name)
     return {**jobs, "HorizonAdam": lambda place: horizon(100, place)}

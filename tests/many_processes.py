@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, distributed, multiprocessing, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
 
 import jetplane as jp
@@ -93,6 +94,18 @@ def losses(model: nn.Module, reduction: str) -> Callable[[Tensor, Tensor], Tenso
         return found + 0.05 * sum(p.square().sum() for p in model.parameters()) if penalised else found
 
     return loss
+
+
+def columns(name: str, steps: int, place: Place, rows: int) -> Tensor:
+    """The same in a mesh in which the processes of each of ``rows`` parts of the batch share the directions."""
+    mesh = init_device_mesh("cpu", (rows, place.size // rows), mesh_dim_names=("data", "directions"))
+    model, (x, y) = convex(), batch()
+    maker, reduction = (SEARCHES | MORE)[name]
+    opt, loss = maker(model.parameters(), process_group=mesh, check_every=1), losses(model, reduction)
+    start, stop = cuts(rows)[mesh.get_local_rank("data")]
+    for _ in range(steps):
+        opt.step(loss, x[start:stop], y[start:stop])
+    return flat(model)
 
 
 # -- runs -------------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from ..ad.algebra.jet import Jet, Quadratic
 from ..ad.run.auxiliary import split_aux
 from ..ad.run.budget import fit
 from ..ad.run.directions import Directions, Leaf
-from ..ad.run.passes import Chunk, assemble, chunks
+from ..ad.run.passes import Chunk, assemble
 from ..ad.run.replay import Replay
 from ..curvature import Curvature, is_late
 from ..parallel.averages import Averages
@@ -74,7 +74,7 @@ class Closures:
         self._aux: list[Any] = []  # of the first run of each closure
         self._leaves = leaves
         self._labels = labels
-        self._repeats = repeats
+        self._repeats = repeats or self.averages.repeats
         self._casts = ambient(leaves[0].device) if leaves else None  # around the step, inside of which it is off
         self._unused = set(labels)
         self._graphless = False
@@ -99,9 +99,9 @@ class Closures:
         if self._repeats:
             directions = Unwatched(directions, self._replay)
         pairs = curvature.pairs(directions.k)
-        work = chunks(pairs, chunk_size, is_late(curvature))
+        work = self.averages.work(pairs, chunk_size, is_late(curvature))
         with self.averages.planes(curvature, directions.k):
-            parts = [self._run(partial(self._jet, directions, chunk)) for chunk in work]
+            parts = self.averages.passes(work, lambda chunk: self._run(partial(self._jet, directions, chunk)))
             models = [
                 curvature.model(assemble(pairs, list(zip(work, jets, strict=True))), pairs)
                 for jets in zip(*parts, strict=True)

@@ -66,7 +66,8 @@ class HyperplaneSearch(torch.optim.Optimizer):
     loss evaluated at the end of each step, so that it can follow how well its model predicts.
 
     With a ``process_group`` all its processes take each step together, every one with its own part of the batch: only
-    the numbers of the model go over the wire. Their parameters are compared after every ``check_every`` steps.
+    the numbers of the model go over the wire. In a `DeviceMesh` ("data", "directions") the processes of one part of the
+    batch share its directions. Their parameters are compared after every ``check_every`` steps.
 
     ``directions`` is a family, or a list of families whose directions are put together; ``curvature`` a part, or its
     name. Random directions are a function of (``seed``, step, sample, parameter, row); torch's generators play no part.
@@ -116,7 +117,7 @@ class HyperplaneSearch(torch.optim.Optimizer):
         self.samples, self.clip, self.maximize = samples, clip, maximize
         self.accept, self.patience = accept, patience
         self.chunk_size, self.compile = chunk_size, compile
-        self._crew = Crew(process_group, check_every, type(self).__name__)
+        self._crew = Crew(process_group, check_every, type(self).__name__, columns=True)
         if compile and self._crew.processes is not None:
             raise ValueError(
                 "compile is True and there is a process_group; the exchange between processes is not captured yet, "

@@ -15,9 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ad.algebra.jet import Quadratic
+from ..ad.algebra.jet import Jet, PairSet, Quadratic
+from ..ad.run.passes import Chunk, chunks
 from ..curvature import Curvature, NoCurvature
 from ..solvers import Status, Step
+from .columns import Columns
 from .digests import tag_of
 from .packed import Form
 from .processes import Processes, named, require_same
@@ -33,6 +35,15 @@ class Averages:
     """Closures that count the same, in a process that is alone."""
 
     weights: list[float] | None = None
+    repeats = False  # a plane may take several passes for the processes' sake
+
+    def work(self, pairs: PairSet, size: int | None, late: bool) -> list[Chunk]:
+        """The passes of a plane."""
+        return chunks(pairs, size, late)
+
+    def passes(self, work: list[Chunk], run: Callable[[Chunk], list[Jet]]) -> list[list[Jet]]:
+        """The jets of all of them, of each the closures'."""
+        return [run(chunk) for chunk in work]
 
     @contextmanager
     def planes(self, curvature: Curvature, k: int) -> Iterator[None]:
@@ -106,19 +117,37 @@ class Weighted(Averages):
 
 
 class Together(Weighted):
-    """Closures of all processes of a group. ``signs`` is what has to be the same in each step, by name."""
+    """Closures of all processes of a group. ``signs`` is what has to be the same in each step, by name.
+
+    The first process of ``everyone`` solves and decides; ``columns`` are those that share the directions.
+    """
 
     def __init__(
-        self, processes: Processes, weights: Sequence[float], noise: bool, signs: dict[str, Any], what: str
+        self,
+        processes: Processes,
+        weights: Sequence[float],
+        noise: bool,
+        signs: dict[str, Any],
+        what: str,
+        everyone: Processes | None = None,
+        columns: Columns | None = None,
     ) -> None:
         super().__init__(weights, noise)
         self._processes, self._signs, self._what = processes, signs, what
+        self._everyone, self._columns = processes if everyone is None else everyone, columns
+        self.repeats = columns is not None
         self.blamed: list[int] = []  # processes whose numbers were not finite
 
     @contextmanager
     def planes(self, curvature: Curvature, k: int) -> Iterator[None]:
         with self._processes.telling(self._form(curvature, k).length, self._what):
             yield
+
+    def work(self, pairs: PairSet, size: int | None, late: bool) -> list[Chunk]:
+        return chunks(pairs, size, late) if self._columns is None else self._columns.work(pairs, size, late)
+
+    def passes(self, work: list[Chunk], run: Callable[[Chunk], list[Jet]]) -> list[list[Jet]]:
+        return super().passes(work, run) if self._columns is None else self._columns.passes(work, run, self._what)
 
     @contextmanager
     def single(self, what: str) -> Iterator[None]:
@@ -150,11 +179,11 @@ class Together(Weighted):
 
     def steps(self, compute: Callable[[], list[Step]], models: list[Quadratic]) -> list[Step]:
         sizes = [model.k + 2 for model in models]
-        numbers = self._processes.led(lambda: torch.cat([_sent(step) for step in compute()]), sum(sizes), self._what)
+        numbers = self._everyone.led(lambda: torch.cat([_sent(step) for step in compute()]), sum(sizes), self._what)
         return [_heard(part, model.slope) for part, model in zip(numbers.split(sizes), models, strict=True)]
 
     def agreed(self, compute: Callable[[], list[float]], length: int) -> list[float]:
-        return self._processes.led(
+        return self._everyone.led(
             lambda: torch.tensor(compute(), dtype=torch.float64, device="cpu"), length, self._what
         ).tolist()
 

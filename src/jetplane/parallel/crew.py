@@ -15,7 +15,9 @@ from torch import Tensor
 from ..ad import _torch
 from ..errors import ProcessesDiffer
 from .averages import Averages, Together, Weighted
+from .columns import Columns
 from .digests import described, digest_of
+from .mesh import mesh_of
 from .processes import Processes, named, processes_of, require_same, say_alone
 from .shards import Meeting, Talk
 
@@ -31,12 +33,19 @@ class Crew:
     (:meth:`check`; None: never).
     """
 
-    def __init__(self, process_group: Any, check_every: int | None, name: str) -> None:
+    def __init__(self, process_group: Any, check_every: int | None, name: str, *, columns: bool = False) -> None:
         if check_every is not None and (
             not isinstance(check_every, int) or isinstance(check_every, bool) or check_every < 1
         ):
             raise ValueError(f"check_every is {check_every!r}; expected a positive whole number of steps, or None.")
-        self.processes: Processes | None = processes_of(process_group)
+        mesh = mesh_of(process_group)
+        if mesh is not None and not columns:
+            raise ValueError(
+                f"process_group of {name} is a DeviceMesh, and directions of a plane alone can be shared out; expected "
+                "a ProcessGroup, as mesh.get_group('data') where there is one process for each part of a batch."
+            )
+        self.processes: Processes | None = processes_of(process_group) if mesh is None else mesh.everyone
+        self._mesh = mesh
         self._every, self._name = check_every, name
         self._begun = False
         self._counted = False  # it was said what a batch counts
@@ -108,7 +117,10 @@ class Crew:
             if not any(weights):
                 raise ValueError(f"weight is {weight!r}; expected one that is not zero.")
             return Weighted(weights, noise)
-        return Together(self.processes, weights, noise, signs, what)
+        if self._mesh is None:
+            return Together(self.processes, weights, noise, signs, what)
+        columns = Columns(self._mesh.directions)
+        return Together(self._mesh.data, weights, noise, signs, what, self._mesh.everyone, columns)
 
     def _counts(self, batch: Sequence[Any], count: int) -> list[float]:
         """The number of samples, by the batch."""
