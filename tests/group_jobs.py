@@ -35,6 +35,7 @@ from many_processes import (
     losses,
     message,
     network,
+    normed,
     search,
     seeded,
 )
@@ -356,6 +357,7 @@ def all_jobs() -> dict[str, Job]:
     jobs["forward"] = lambda place: forward(30, place)
     jobs["forward without control"] = lambda place: forward(3, place, control=False)
     jobs["forward, tokens first"] = lambda place: forward(3, place, make=lambda: seeded(Recurrent))
+    jobs["forward, batch norm"] = lambda place: forward(3, place, make=normed, control=False)
     jobs["forward, weights"] = lambda place: forward(3, place, estimator="weight", samples=4)
     jobs["seed"] = lambda place: message(lambda: stepped(place, seed=place.rank))
     jobs["K"] = lambda place: message(lambda: stepped(place, k=2 + place.rank))

@@ -64,6 +64,13 @@ def network() -> nn.Module:
     return seeded(lambda: nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 6), nn.Tanh(), nn.Linear(6, 3)))
 
 
+def normed() -> nn.Module:
+    """With a batch norm, which couples the samples of a process."""
+    return seeded(
+        lambda: nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.Tanh(), nn.Linear(7, 6), nn.Linear(6, 3))
+    )
+
+
 def convex() -> nn.Module:
     """Of softmax regression: with a penalty nothing is chaotic, and rounding stays rounding for any number of steps."""
     return seeded(lambda: nn.Linear(5, 3))

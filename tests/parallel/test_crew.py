@@ -98,6 +98,15 @@ def test_alone_nothing_is_said() -> None:
     assert not crew.quiet
 
 
+def test_it_is_logged_once_what_a_batch_counts(caplog: pytest.LogCaptureFixture) -> None:
+    crew = Crew(None, None, "FGD")
+    with caplog.at_level("INFO", logger="jetplane"):
+        assert [crew._counts([{"x": torch.ones(3, 2)}, torch.ones(5)], 1) for _ in range(2)] == [[3.0], [3.0]]
+    assert [record.getMessage() for record in caplog.records] == [
+        "A batch counts by the first axis of its first tensor, here 3; step(..., weight=) says it otherwise."
+    ]
+
+
 def test_a_copy_of_an_optimizer_steps_on() -> None:
     import copy
 

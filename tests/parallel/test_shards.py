@@ -22,6 +22,7 @@ from many_processes import (
     horizon_in_turns,
     losses,
     network,
+    normed,
     seeded,
 )
 
@@ -44,6 +45,12 @@ def test_forward_gradients_are_those_of_the_whole_batch(two: Results, name: str)
 def test_shards_one_after_the_other_give_the_same_bits(two: Results) -> None:
     found = two[0]["forward without control"][:-1]
     assert torch.equal(found, forward(3, parts=2, control=False))
+
+
+def test_batch_norms_are_those_of_each_shard(two: Results) -> None:
+    found = two[0]["forward, batch norm"]
+    assert torch.equal(found, two[1]["forward, batch norm"])
+    assert torch.equal(found[:-1], forward(3, parts=2, make=normed, control=False))
 
 
 def test_steps_of_horizon_adam_are_those_of_the_whole_batch(two: Results) -> None:

@@ -247,20 +247,15 @@ class ForwardGradient:
         self, plan: NoisePlan, passes: Passes, noise: Noise, control: ControlVariate | None, meeting: Meeting
     ) -> tuple[Tensor, Any]:
         """Both passes. Raises Changed where the program is another one, before a gradient is touched."""
-        width, shard = self._width, meeting.shard(plan.samples, plan.numbers)
-        plan.whole = None if shard is None else shard.total
-        if shard is not None:
-            noise = Sharded(noise, plan, shard.offset, shard.total)
-            if width.samples is None:
-                width = replace(width, samples=plan.tangents_for(shard.numbers, shard.total))
+        noise, width = self._placed(plan, noise, meeting)
         if not plan.sites:
             return self._together(
                 meeting, plan, None, lambda: passes.collect(plan, noise, None, 1, lambda: self._check(plan))
             )
         count = width.tangents(plan)
         readout, prediction = _looked_at(plan, control, count)
-        if prediction is not None and meeting.together:
-            prediction.lessons = Lessons()
+        if prediction is not None:
+            prediction.lessons = Lessons() if meeting.together else None
         statistics = Statistics(plan, prediction, self.batch_norm == "exact") if plan.norms else None
         chunk = width.of(plan, 0 if prediction is None else prediction.held)
         parts = []
@@ -274,10 +269,21 @@ class ForwardGradient:
             prediction.begin()
         if statistics is not None:
             statistics.close(count)
-            if not (capturing() or plan.noisy) and plan.age % self._probe_every == 0:
+            if not capturing() and plan.age % self._probe_every == 0:
                 _warn_of_noise(plan, statistics)
         collect = partial(passes.collect, plan, noise, scalars, chunk, prediction=prediction, statistics=statistics)
         return self._together(meeting, plan, prediction, collect)
+
+    def _placed(self, plan: NoisePlan, noise: Noise, meeting: Meeting) -> tuple[Noise, Width]:
+        """The noise of these samples, and how many tangents, where they are a part of a batch."""
+        shard = meeting.shard(plan.samples, plan.numbers)
+        plan.whole = None if shard is None else shard.total
+        if shard is None:
+            return noise, self._width
+        width = self._width
+        if width.samples is None:
+            width = replace(width, samples=plan.tangents_for(shard.numbers, shard.total))
+        return Sharded(noise, plan, shard.offset, shard.total), width
 
     def _together(
         self,
@@ -338,6 +344,8 @@ def _looked_at(plan: NoisePlan, control: ControlVariate | None, count: int) -> t
 
 def _warn_of_noise(plan: NoisePlan, statistics: Statistics) -> None:
     """Say once that there is hardly anything but noise in an estimate. Waits for the device."""
+    if plan.noisy:
+        return
     share = float(statistics.share)
     if share > _NOISY:
         plan.noisy = True

@@ -116,6 +116,8 @@ class Crew:
         if self.processes is None:
             if not any(weights):
                 raise ValueError(f"weight is {weight!r}; expected one that is not zero.")
+            if count == 1:  # one closure is all there is
+                return Averages()
             return Weighted(weights, noise)
         if self._mesh is None:
             return Together(self.processes, weights, noise, signs, what)

@@ -49,22 +49,22 @@ class Workers:
 
     def total(self, count: int) -> int:
         """The sum of a count over the processes."""
-        return self._reduced(count, distributed.ReduceOp.SUM)
+        return self._reduced(count, "SUM")
 
     def any(self, here: bool) -> bool:
         """Whether it is so in any process."""
-        return bool(self._reduced(int(here), distributed.ReduceOp.MAX))
+        return bool(self._reduced(int(here), "MAX"))
 
     def leave(self) -> None:
         """The end of a run, for all processes."""
         if self.size > 1:
             distributed.destroy_process_group()
 
-    def _reduced(self, count: int, how: Any) -> int:
+    def _reduced(self, count: int, how: str) -> int:
         if self.size == 1:
             return count
         number = torch.tensor([count], dtype=torch.int64)
-        distributed.all_reduce(number, how, group=self.group)
+        distributed.all_reduce(number, getattr(distributed.ReduceOp, how), group=self.group)
         return int(number)
 
 

@@ -148,10 +148,9 @@ class Prediction:
         """
         assert self._lesson is not None and self._rate is not None
         matrix, activity = self._learned.jacobians[site.number], self._learned.activity[site.number]
-        now: Tensor | None = None
+        now = None if alive is None else self._alive_now(site, alive)
         if alive is not None:
-            rows, weights = rows * alive, self._weights(site, alive)
-            now = (weights.mean(0) if self.lessons is None else weights.sum(0) / self._total).flatten()
+            rows = rows * alive
         if now is not None and self.lessons is None:
             if start == 0:
                 activity += (now - activity) * self._rate.to(activity.device)
@@ -168,6 +167,11 @@ class Prediction:
             self.lessons.add(site.number, update, now)
             return
         self._improve(site.number, update, activity)
+
+    def _alive_now(self, site: Site, alive: Tensor) -> Tensor:
+        """The share of all samples with a derivative, (C n,), or this process's part of it."""
+        weights = self._weights(site, alive)
+        return (weights.mean(0) if self.lessons is None else weights.sum(0) / self._total).flatten()
 
     def _improve(self, number: int, update: Tensor, activity: Tensor) -> None:
         """Add what was found to a site's Jacobian."""
