@@ -7,9 +7,10 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, distributed, nn
@@ -20,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 import jetplane as jp
 from jetplane import optim
 from jetplane.parallel.processes import Processes
+from jetplane.solvers import Step
 from many_processes import (
     MORE,
     SEARCHES,
@@ -154,6 +156,20 @@ def raising(place: Place) -> list[str]:
 
         found.append(message(steps))
     return found
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A solver that fails: the first process alone asks it."""
+
+    descends: ClassVar[bool] = True
+
+    def __call__(self, model: jp.Quadratic) -> Step:
+        raise ZeroDivisionError("a broken solver")
+
+
+def leading(place: Place) -> str:
+    return message(lambda: stepped(place, solver=Broken()))
 
 
 def nonfinite(place: Place) -> list[Any]:
@@ -367,7 +383,7 @@ def all_jobs() -> dict[str, Job]:
     jobs["shape"] = lambda place: message(lambda: stepped(place, seeded(lambda: nn.Linear(5, 3 + place.rank))))
     for job in (other_values, other_dtype, other_version, other_rate, drifted, other_horizon, other_program):
         jobs[job.__name__] = job
-    for job in (raising, nonfinite, hanging, arguments, alone, wrapped, unused, empty, refused, sums, shared):
+    for job in (raising, leading, nonfinite, hanging, arguments, alone, wrapped, unused, empty, refused, sums, shared):
         jobs[job.__name__] = job  # type: ignore[assignment]
     jobs["dying"] = dying
     return jobs

@@ -32,6 +32,13 @@ def test_a_process_that_raises_is_named(two: Results) -> None:
     assert two[1]["raising"] == ["KeyError: 'a broken disk'"] * 5
 
 
+def test_a_solver_that_raises_is_told_to_all(two: Results) -> None:
+    assert two[0]["leading"] == "ZeroDivisionError: a broken solver"
+    assert two[1]["leading"] == (
+        "LostProcess: process 0 raised an error at step 0; what went wrong is in the message there."
+    )
+
+
 def test_a_process_that_hangs_is_named(two: Results) -> None:
     said = two[0]["hanging"]
     assert said.startswith("LostProcess: process 1 is gone, or did not answer in time, at step 1 (")
