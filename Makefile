@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check format coverage bench clean
+.PHONY: help setup demo test test-all check format coverage bench docs clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,8 +36,17 @@ format: setup  ## format the code and apply safe fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+DOCS_STAMP := $(VENV)/.docs-stamp
+
+$(DOCS_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@
+
+docs: $(DOCS_STAMP)  ## build the site into runs/site; a broken link ends it
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 coverage: setup  ## check every entry of PyTorch's operation database and rewrite docs/coverage.md
-	$(BIN)/jetplane coverage --out docs/coverage.md
+	$(BIN)/jetplane coverage --device cpu --out docs/coverage.md
 
 bench: setup  ## time the projected Hessian of a CNN against other ways to compute it (runs/bench.json)
 	@mkdir -p runs

@@ -312,7 +312,7 @@ def train(
     def losses(x: Tensor, y: Tensor) -> Tensor:
         return task.losses(model(x), y)
 
-    horizon = HorizonAdam(model.parameters(), samples, seed=seed, capturable=x.is_cuda)
+    horizon = HorizonAdam(model.parameters(), samples=samples, seed=seed, capturable=x.is_cuda)
     replayed = Horizon(horizon)
     adam = torch.optim.Adam(model.parameters(), 1.0 if rate is None else rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, steps)

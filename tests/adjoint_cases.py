@@ -128,6 +128,7 @@ BY_MODULE: dict[str, dict[Any, tuple[Any, ...]]] = {
         aten._log_softmax: (normal(*X), 1, False),
         aten._softmax: (normal(*X), 0, False),
         aten._safe_softmax: (normal(*X), 1),
+        aten.binary_cross_entropy.default: (normal(*X).sigmoid(), normal(*X).sigmoid(), positive(*X), 1),
         aten.nll_loss_forward.default: (normal(*X), torch.tensor([0, 2, 1, -100]), positive(3), 1, -100),
         aten.nll_loss2d_forward.default: (normal(*IMAGE), torch.randint(3, (2, 4, 4)), None, 0, -100),
         aten.gather: (normal(*X), 1, torch.tensor([[0, 0], [1, 2], [2, 2], [1, 0]])),

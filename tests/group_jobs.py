@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable
@@ -20,6 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import jetplane as jp
 from jetplane import optim
+from jetplane.directions import Gaussian, Grown
+from jetplane.journal import Journal, replay, verify
 from jetplane.parallel.processes import Processes
 from jetplane.solvers import Step
 from many_processes import (
@@ -28,6 +31,7 @@ from many_processes import (
     Place,
     Recurrent,
     batch,
+    changing_horizon,
     columns,
     convex,
     cuts,
@@ -230,6 +234,11 @@ def arguments(place: Place) -> dict[str, str]:
         "nobody": message(lambda: opt.step(loss, x, y, weight=0)),
         "compile": message(lambda: optim.FGD(params, compile=True, process_group=group)),
         "capturable": message(lambda: jp.ForwardGradient(params, capturable=True, process_group=group)),
+        "compiled estimate": message(lambda: jp.ForwardGradient(params, compile=True, process_group=group)),
+        "compiled adam": message(lambda: optim.HorizonAdam(params, compile=True, process_group=group)),
+        "several closures": message(
+            lambda: optim.HorizonAdam(params, process_group=group).step([lambda: losses(model, "none")(x, y)] * 2)
+        ),
         "pickle": message(lambda: Processes(group).__reduce__()),
         "total": message(lambda: estimate(losses(model, "none"), x, y, total=12)),
         "offset": message(lambda: estimate(losses(model, "none"), x, y, offset=11)),
@@ -258,6 +267,27 @@ def alone(place: Place) -> list[str]:
         for _ in range(2):
             adam.step(losses(network_, "none"), *shard(place))
     return [str(one.message) for one in said]
+
+
+def journaled(place: Place) -> list[Any]:
+    """The journal that each process keeps: what a replay finds, and whether it ends with the parameters."""
+    model = seeded(lambda: nn.Linear(5, 3))
+    idle = nn.Parameter(torch.ones(2, dtype=torch.float64))  # which the second process alone reads
+    model.register_parameter("idle", idle)
+    directions = Grown(Gaussian, 2, 4, 2, 2.0)
+    opt = optim.FoMoHKD(model.parameters(), 0.3, directions=directions, clip=0.3, process_group=place.group)
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        found = F.cross_entropy(F.linear(x, model.weight, model.bias), y)
+        return found + place.rank * idle.square().sum()
+
+    with tempfile.TemporaryDirectory() as folder:
+        with Journal(folder, opt, model=model, digest_every=1):
+            for _ in range(6):
+                opt.step(loss, *shard(place))
+        found = replay(folder)
+        same = [torch.equal(found[name], tensor) for name, tensor in model.state_dict().items()]
+        return [verify(folder)[0], same]
 
 
 # -- what else works ------------------------------------------------------------------------------------
@@ -385,6 +415,8 @@ def all_jobs() -> dict[str, Job]:
         jobs[job.__name__] = job
     for job in (raising, leading, nonfinite, hanging, arguments, alone, wrapped, unused, empty, refused, sums, shared):
         jobs[job.__name__] = job  # type: ignore[assignment]
+    jobs["HorizonAdam, changed on its way"] = changing_horizon
+    jobs["journaled"] = journaled
     jobs["dying"] = dying
     return jobs
 

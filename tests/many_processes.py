@@ -178,6 +178,27 @@ def horizon(steps: int, place: Place | None = None, make: Callable[[], nn.Module
     return flat(model)
 
 
+def changing_horizon(place: Place | None = None) -> Tensor:
+    """The same with all options, a layer that comes later, and one that is frozen for a while."""
+    model, (x, y) = network(), batch()
+    options: dict[str, Any] = {} if place is None else {"process_group": place.group, "check_every": 1}
+    first, middle, last = (list(model[number].parameters()) for number in (0, 2, 4))
+    groups = [{"params": first}, {"params": last, "rate": 1e-3, "betas": (0.8, 0.99)}]
+    opt, loss = optim.HorizonAdam(groups, clip=0.5, every=2, weight_decay=0.01, **options), losses(model, "none")
+    start, stop = (0, COUNT) if place is None else cuts(place.size)[place.rank]
+    for parameter in middle:
+        parameter.requires_grad_(False)
+    for number in range(3):
+        if number == 1:
+            for parameter in middle:
+                parameter.requires_grad_(True)
+            opt.add_param_group({"params": middle})
+        for parameter in first:
+            parameter.requires_grad_(number != 2)
+        opt.steps(loss, torch.stack([x[start:stop]] * 3), torch.stack([y[start:stop]] * 3))
+    return flat(model)
+
+
 def forward(
     steps: int, place: Place | None = None, parts: int = 0, make: Callable[[], nn.Module] = network, **options: Any
 ) -> Tensor:

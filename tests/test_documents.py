@@ -11,10 +11,12 @@ from jetplane.ad import rules
 from jetplane.ad.algebra import registry
 
 ROOT = Path(__file__).parents[1]
+PAGES = sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md"))
 BLOCKS = [
     pytest.param(block, id=f"{name}-{number}")
-    for name in ("README.md", "CONTRIBUTING.md")
+    for name in ("README.md", "CONTRIBUTING.md", *PAGES)
     for number, block in enumerate(re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), re.DOTALL))
+    if not name.startswith("docs") or re.search(r"^(import|from) ", block, re.MULTILINE)  # the others are fragments
 ]
 
 
@@ -27,10 +29,16 @@ def test_python_block_runs(block: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_links_between_documents_lead_somewhere() -> None:
-    for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/design.md"):
+    for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", *PAGES):
         text = (ROOT / name).read_text()
         for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", text):
             assert ((ROOT / name).parent / target).exists(), f"{name} links to {target}"
+
+
+def test_the_readme_is_short_and_its_figure_small() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 130
+    for figure in re.findall(r"!\[[^]]+\]\(([^)]+)\)", (ROOT / "README.md").read_text()):
+        assert 1_000 < (ROOT / figure).stat().st_size < 100_000
 
 
 HOMES = ("", "src/jetplane", "src/jetplane/ad", "lab/src", "lab/src/jetplane_lab")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections import Counter
 from pathlib import Path
 
@@ -16,6 +17,9 @@ SAME_MEANING = {
     "traced": "the same functions without a word to the host, as a compiler takes them",
     "coverage": "which operations have rules: the function and its command",
 }
+
+# the same functions in the same order, for tensors that may not be asked for their numbers
+TWINS = {SOURCE / "optim" / "step_traced.py"}
 
 
 def modules() -> list[Path]:
@@ -56,6 +60,13 @@ def test_a_file_name_occurs_once_or_means_the_same() -> None:
 def test_names_that_mean_the_same_are_there_several_times() -> None:
     count = Counter(path.stem for path in SOURCE.rglob("*.py"))
     assert [name for name in SAME_MEANING if not name.startswith("__") and count[name] < 2] == []
+
+
+def test_a_class_name_occurs_once_but_for_the_twins_of_a_step() -> None:
+    found = [(path, node) for path in SOURCE.rglob("*.py") for node in ast.parse(path.read_text()).body]
+    count = Counter(node.name for path, node in found if isinstance(node, ast.ClassDef) and path not in TWINS)
+    # a tile of numbers is another one in each kernel
+    assert sorted(name for name, times in count.items() if times > 1) == ["Tile"]
 
 
 def test_files_of_tests_have_names_of_their_own() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -23,6 +25,16 @@ def test_import_takes_torch_and_the_standard_library_only() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "['jetplane'] False"
+
+
+@pytest.mark.parametrize("package", [ROOT, ROOT / "lab"], ids=["library", "study"])
+def test_no_metadata_names_a_distribution_of_this_repository(package: Path) -> None:
+    """No index has them: pip would look there for what somebody else may have put under the name."""
+    project = tomllib.loads((package / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *(one for extra in project["optional-dependencies"].values() for one in extra)]
+    names = {re.split(r"[^\w.-]", one)[0].lower().replace("_", "-") for one in wanted}
+    assert "tqdm" in names or "torch" in names
+    assert names.isdisjoint({"jetplane", "jetplane-lab"})
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
@@ -51,34 +52,35 @@ class Run:
         torch.set_rng_state(state["random"])
 
 
-def continued(folder: Path) -> None:
+def continued(folder: Path, steps: int) -> None:
     """What the new process does."""
     for method in METHODS:
         run = Run(method)
         run.load(torch.load(folder / f"{method}.pt", weights_only=True))
-        run.train(12)
+        run.train(steps)
         torch.save(run.state(), folder / f"{method}-continued.pt")
 
 
-def test_twenty_steps_are_eight_and_twelve_in_a_new_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("before", "after"), [(8, 12), pytest.param(20, 30, marks=pytest.mark.slow)])
+def test_steps_go_on_in_a_new_process(before: int, after: int, tmp_path: Path) -> None:
     whole = {}
     for method in METHODS:
         run = Run(method)
-        before = run.model[0].weight.detach().clone()
-        run.train(8)
+        start = run.model[0].weight.detach().clone()
+        run.train(before)
         torch.save(run.state(), tmp_path / f"{method}.pt")
-        run.train(12)
-        assert not torch.equal(run.model[0].weight, before)
+        run.train(after)
+        assert not torch.equal(run.model[0].weight, start)
         whole[method] = run.state()
-    subprocess.run([sys.executable, __file__, str(tmp_path)], check=True, timeout=300)
+    subprocess.run([sys.executable, __file__, str(tmp_path), str(after)], check=True, timeout=300)
     for method, expected in whole.items():
         found = torch.load(tmp_path / f"{method}-continued.pt", weights_only=True)
         assert found["opt"] == expected["opt"], method
-        assert found["opt"]["param_groups"][0]["step"] == 20
+        assert found["opt"]["param_groups"][0]["step"] == before + after
         assert torch.equal(found["random"], expected["random"]), method
         for name, value in expected["model"].items():
             assert torch.equal(found["model"][name], value), (method, name)
 
 
 if __name__ == "__main__":
-    continued(Path(sys.argv[1]))
+    continued(Path(sys.argv[1]), int(sys.argv[2]))

@@ -23,7 +23,10 @@ _FAMILIES = ("transformers", "vision", "diffusion", "adapters", "graphs", "scien
 def _programs(only: tuple[str, ...]) -> Iterator[Program]:
     for name in _FAMILIES:
         module = importlib.import_module(f".families_{name}", __package__)
-        yield from (program for program in module.programs() if program.name.startswith(only))
+        try:
+            yield from (program for program in module.programs() if program.name.startswith(only))
+        except (ImportError, RuntimeError) as error:  # of a package that is not there, or does not fit torch
+            print(f"{name}: left out, {error}", flush=True)
 
 
 def main() -> None:

@@ -40,7 +40,7 @@ def test_initial_values_are_torchs_for_that_seed_and_leave_the_generator_alone(n
 def test_there_are_nine_rows_for_each_model_quick_and_those_beyond_the_paper() -> None:
     names = ["fgd", "fomoh", "fomoh-sch", "fomoh-2d", "fomoh-2d-sch", "fomoh-3d", "fomoh-3d-sch", "fomoh-bp"]
     rows = [f"{model}-{name}" for model in ("lr", "cnn") for name in (*names, "backprop")]
-    assert list(presets.PRESETS) == [*rows, "quick", *presets.BEYOND]
+    assert list(presets.PRESETS) == [*rows, "quick", *presets.BEYOND, *presets.CIFAR]
     assert all(preset.name == name for name, preset in presets.PRESETS.items())
 
 
@@ -105,11 +105,14 @@ def test_every_field_is_part_of_the_identity() -> None:
     others |= {"dataset": "digits", "tf32": True, "momentum": 0.5, "weight_decay": 0.1, "divergence": None}
     own_method = {"k": "fgd", "compile": "fgd", "eps": "adam", "clip": "fgd", "solver": "fomoh", "start": "fomoh"}
     own_method["samples"] = "horizon"
+    others |= {"samples": 6, "augment": True}
     for field in dataclasses.fields(Config):
         base = config.replace(method=own_method[field.name]) if field.name in own_method else config
         value: Any = others.get(field.name)
         if field.name == "solver":
             value = "damped"
+        elif field.name == "augment":
+            base = base.replace(dataset="tiny")
         elif field.name == "start":
             base, value = base.replace(solver="damped"), 0.5
         elif field.name == "compile":
@@ -126,8 +129,8 @@ def test_every_field_is_part_of_the_identity() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": "cn"}, "model is 'cn'; did you mean cnn? expected one of logistic-regression, cnn."),
-        ({"model": "?"}, "model is '?'; expected one of logistic-regression, cnn."),
+        ({"model": "cn"}, "model is 'cn'; did you mean cnn? expected one of logistic-regression, cnn, colour-cnn,"),
+        ({"model": "?"}, "model is '?'; expected one of logistic-regression, cnn, colour-cnn, resnet-20."),
         ({"method": "fomho"}, "method is 'fomho'; did you mean fomoh? expected one of fgd, fomoh,"),
         ({"schedule": "cosin"}, "schedule is 'cosin'; did you mean cosine?"),
         ({"dtype": "float16"}, "dtype is 'float16'; did you mean float"),
@@ -145,7 +148,10 @@ def test_every_field_is_part_of_the_identity() -> None:
         ({"weight_decay": -0.1}, "weight_decay is -0.1; expected a finite number from 0."),
         ({"divergence": 1.0}, "divergence is 1.0; expected a finite number above 1."),
         ({"device": "gpu"}, "device is 'gpu'; expected one such as cpu, cuda or cuda:1."),
-        ({"method": "fomoh", "k": 3}, "k is 3, but method fomoh takes none; fgd, fomoh-kd, gauss-newton take it."),
+        (
+            {"method": "fomoh", "k": 3},
+            "k is 3, but method fomoh takes none; fgd, fomoh-kd, gauss-newton, mezo, fzoo take it.",
+        ),
         ({"method": "backprop", "momentum": 0.9}, "momentum is 0.9, but method backprop takes none; sgd, forward-sgd"),
         ({"eps": 0.1, "method": "fomoh", "solver": "damped"}, "eps is 0.1 and solver damped; eps belongs to"),
         ({"start": 0.1}, "start is 0.1 and solver None; damped, trust-region, cubic have one."),

@@ -1,6 +1,6 @@
 """Second-order forward-mode AD for PyTorch: exact slopes and curvatures of unmodified programs in one forward pass."""
 
-from . import curvature, optim
+from . import curvature, journal, optim
 from .ad.algebra.jet import HyperDual, Jet, Operand, PairSet, Quadratic
 from .ad.engine.boundary import mark_output
 from .ad.run.coverage import Coverage, coverage
@@ -13,9 +13,14 @@ from .errors import (
     BackwardPass,
     CoupledSamples,
     JetplaneError,
+    JournalDamaged,
+    JournalRefused,
+    LostProcess,
     MissingBoundary,
     MissingRule,
     OptimizationStalled,
+    ProcessesDiffer,
+    ReplayDiffers,
     UnsupportedProgram,
 )
 from .gradients import ForwardGradient, forward_gradient
@@ -34,12 +39,17 @@ __all__ = [
     "HyperDual",
     "Jet",
     "JetplaneError",
+    "JournalDamaged",
+    "JournalRefused",
+    "LostProcess",
     "MissingBoundary",
     "MissingRule",
     "Operand",
     "OptimizationStalled",
     "PairSet",
+    "ProcessesDiffer",
     "Quadratic",
+    "ReplayDiffers",
     "UnsupportedProgram",
     "Verification",
     "compile",
@@ -52,6 +62,7 @@ __all__ = [
     "hvp",
     "hyperdual",
     "jet",
+    "journal",
     "jvp",
     "laplacian",
     "mark_output",

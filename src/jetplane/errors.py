@@ -48,3 +48,15 @@ class LostProcess(JetplaneError, RuntimeError):
 
 class ProcessesDiffer(JetplaneError, ValueError):
     """The processes of a group are not the same where they have to be: seeds, models, settings, or the parameters."""
+
+
+class JournalDamaged(JetplaneError, RuntimeError):
+    """A file of a journal is not what was written."""
+
+
+class JournalRefused(JetplaneError, ValueError):
+    """A journal cannot be written, or does not belong to this run."""
+
+
+class ReplayDiffers(JetplaneError, RuntimeError):
+    """The replayed steps of a journal lead to other parameters than training had."""

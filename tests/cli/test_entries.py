@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import types
 from typing import Any
 
 import pytest
+import torch
 
+import jetplane
 from jetplane import cli
 from jetplane.cli import entries
 
@@ -62,6 +65,20 @@ def test_help_lists_what_is_there_and_names_what_is_missing(capsys: pytest.Captu
     assert missing.startswith(", ".join(STUDY))
 
 
+@pytest.mark.parametrize("given", [[], ["--debug"]])
+def test_alone_it_shows_the_help(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(given) == 0
+    shown = capsys.readouterr()
+    assert shown.out.startswith("usage: jetplane [-h] [-V]") and "coverage" in shown.out and not shown.err
+
+
+@pytest.mark.parametrize("option", ["-V", "--version"])
+def test_versions(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        cli.main([option])
+    assert capsys.readouterr().out == f"jetplane {jetplane.__version__} (torch {torch.__version__})\n"
+
+
 def test_a_command_that_cannot_be_imported_leaves_the_others(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -77,5 +94,13 @@ def test_without_metadata_what_is_on_the_path_is_found(monkeypatch: pytest.Monke
     """Where nothing can be installed."""
     only(monkeypatch)
     names = entries.registered()
-    assert set(names.commands) == {"coverage", *STUDY}
+    assert set(names.commands) == {"coverage", "journal", "replay", *STUDY}
     assert not names.missing
+
+
+def test_a_command_without_a_parser_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("other_package.hello")
+    module.add_parser = lambda commands: None  # type: ignore[attr-defined]
+    monkeypatch.setattr(cli, "registered", lambda: entries.Registered({"hello": module}, {}))
+    with pytest.raises(TypeError, match=r"^other_package.hello.add_parser returned None; expected the parser that it"):
+        cli.main(["hello"])

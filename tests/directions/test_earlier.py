@@ -93,7 +93,7 @@ def walked(directions: Any) -> tuple[Tensor, dict[str, Any]]:
     y = torch.linspace(1, 2, 4, dtype=torch.float64).reshape(2, 2).requires_grad_()
     search = HyperplaneSearch([x, y], 0.7, directions, "exact", SaddleFree())
     for _ in range(10):
-        search.step(lambda: (x.exp() - x).sum() + (y.square() * x[:4].reshape(2, 2).cos()).sum())
+        search.step(lambda: (x.exp() - x).sum() + (y.square() * (2 + x[:4].reshape(2, 2).cos())).sum())
     return torch.cat([x.detach(), y.detach().flatten()]), search.state_dict()
 
 

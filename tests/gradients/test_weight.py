@@ -11,9 +11,16 @@ from classifiers import X, Y, backprop, classify, gradient
 from jetplane.directions import Gaussian, Plane
 
 
-def test_the_number_of_weight_tangents_has_to_be_said() -> None:
-    with pytest.raises(ValueError, match=r"^samples is None; expected a positive whole number\.$"):
-        jp.ForwardGradient([torch.ones(2, requires_grad=True)], None, estimator="weight")
+def test_there_are_as_many_weight_tangents_as_activations_have_at_least() -> None:
+    found = []
+    for samples in (None, 8, 9):
+        model = nn.Linear(4, 3)
+        torch.nn.init.ones_(model.weight)
+        torch.nn.init.ones_(model.bias)
+        jp.ForwardGradient(model.parameters(), samples, estimator="weight")(classify(model), X, Y)
+        found.append(model.weight.grad)
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
+    assert not torch.equal(found[0], found[2])
 
 
 @pytest.mark.parametrize("chunk_size", [None, 2])

@@ -7,7 +7,9 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
+import scipy.optimize
 import torch
 from torch import Tensor
 
@@ -258,11 +260,12 @@ ROWS: list[tuple[str, Callable[[], object], type[Exception], str]] = [
         "method",
         lambda: jp.minimize(bowl, START, "adam"),
         ValueError,
-        "method is 'adam'; expected one of 'fgd', 'fomoh', 'fomoh-bp', 'fomoh-kd', 'newton', 'hyperplane'",
+        "method is 'adam'; expected one of 'fgd', 'fomoh', 'fomoh-bp', 'fomoh-kd', 'gauss-newton', 'newton', ",
     ),
     ("fun", lambda: jp.minimize(3, START), TypeError, "fun is int; expected a function"),
     ("x0-empty", lambda: jp.minimize(bowl, []), ValueError, "x0 holds no tensor; expected at least one to move"),
-    ("x0-float", lambda: jp.minimize(bowl, 1.0), TypeError, "x0 is float; expected a tensor"),
+    ("x0-float", lambda: jp.minimize(bowl, "1.0"), TypeError, "x0 is str; expected a tensor"),
+    ("x0-bool", lambda: jp.minimize(bowl, True), TypeError, "x0 is bool; expected a tensor"),
     ("x0-int", lambda: jp.minimize(bowl, torch.arange(3)), TypeError, "x0 has dtype torch.int64; only floating"),
     ("x0-part", lambda: jp.minimize(bowl, [START, 3]), TypeError, "tensor 1 of x0 is int; expected a tensor"),
     ("k-zero", lambda: jp.minimize(bowl, START, k=0), ValueError, "k is 0; expected at least one direction"),
@@ -271,7 +274,7 @@ ROWS: list[tuple[str, Callable[[], object], type[Exception], str]] = [
         "k-not-taken",
         lambda: jp.minimize(bowl, START, "newton", k=2),
         TypeError,
-        "method 'newton' takes no k; expected it for 'fgd' and 'fomoh-kd' only",
+        "method 'newton' takes no k; expected it for 'fgd', 'fomoh-kd', 'gauss-newton' only",
     ),
     ("lr", lambda: jp.minimize(bowl, START, lr=-1.0), ValueError, "lr is -1.0; expected a finite number"),
     ("ftol", lambda: jp.minimize(bowl, START, ftol=-1.0), ValueError, "ftol is -1.0; expected a number that is not"),
@@ -288,13 +291,43 @@ ROWS: list[tuple[str, Callable[[], object], type[Exception], str]] = [
         "parts-of-named",
         lambda: jp.minimize(bowl, START, "fomoh", directions=Sphere(1)),
         TypeError,
-        "method 'fomoh' has its own directions and curvature; expected method='hyperplane'",
+        "method 'fomoh' has its own directions and curvature; expected method='hyperplane' or 'fomoh-kd'",
     ),
     (
         "vector",
         lambda: jp.minimize(lambda x: x, START),
         ValueError,
         r"returned a tensor of shape \(2,\); expected a sc",
+    ),
+    (
+        "args-as-method",
+        lambda: jp.minimize(bowl, START, (1.0,)),
+        ValueError,
+        r"method is \(1.0,\); .* Further arguments of fun are args=\(...\)",
+    ),
+    (
+        "option",
+        lambda: jp.minimize(bowl, START, "newton", options={"xatol": 1e-3}),
+        TypeError,
+        "method 'newton' takes no 'xatol'; expected options among tol, ftol, gtol, maxiter, maxfev, disp, accept",
+    ),
+    (
+        "solver",
+        lambda: jp.minimize(bowl, START, solver="lbfgs"),
+        ValueError,
+        "solver is 'lbfgs'; expected a solver or one of 'negative-slope', 'absolute-curvature'",
+    ),
+    (
+        "bounds",
+        lambda: jp.minimize(bowl, START, bounds=[(0, 1), (0, 1)]),
+        ValueError,
+        "bounds are given, and a step in a plane does not keep to them; expected None",
+    ),
+    (
+        "constraints",
+        lambda: jp.minimize(bowl, START, constraints={"type": "eq", "fun": bowl}),
+        ValueError,
+        "constraints are given, and no method here keeps to them; expected none",
     ),
     ("none", lambda: jp.minimize(lambda x: None, START), TypeError, "returned None; expected the loss as a scalar"),
     ("float", lambda: jp.minimize(lambda x: 1.0, START), TypeError, "returned float 1.0; expected the loss"),
@@ -306,6 +339,136 @@ def test_bad_input(call: Callable[[], object], error: type[Exception], message: 
     with pytest.raises(error, match=message):
         call()
     assert START.tolist() == [-1.2, 1.0]
+
+
+# -- as scipy's users call it ---------------------------------------------------------------------------------------
+
+
+def starts(entries: int) -> list[Tensor]:
+    drawn = [torch.randn(entries, dtype=F64, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+    return [torch.zeros(entries, dtype=F64), torch.full((entries,), 3.0, dtype=F64), *drawn]
+
+
+@pytest.mark.parametrize("start", starts(20), ids=["zeros", "threes", "random-0", "random-1", "random-2"])
+def test_nothing_chosen_gets_through_rosenbrock_in_20_dimensions(start: Tensor) -> None:
+    result = jp.minimize(rosenbrock, start)
+    assert result.success and result.fun < 1e-12, result
+    assert_close(result.x, torch.ones(20, dtype=F64), 1e-6)
+    assert result.history == sorted(result.history, reverse=True)
+
+
+def test_nothing_chosen_where_there_are_many_entries() -> None:
+    """More entries than Newton's method is chosen for: a plane, with past steps in it."""
+    scale, start = torch.linspace(1, 100, 201, dtype=F64), torch.zeros(201, dtype=F64)
+    choices: list[dict[str, Any]] = [{}, {"k": 32}]
+    runs = [jp.minimize(lambda x: (scale * (x - 1) ** 2).sum(), start, maxiter=60, **more) for more in choices]
+    assert runs[0].jac is None and runs[0].fun < 0.8 * runs[1].fun < 0.01 * float(scale.sum())
+    assert jp.minimize(bowl, torch.zeros(201), maxiter=1, jac=True).jac.shape == (201,)
+    assert jp.minimize(bowl, torch.zeros(3), jac=False).jac is None
+
+
+def test_arrays_in_and_out() -> None:
+    x0 = numpy.array([-1.2, 1.0])
+    ours, theirs = jp.minimize(rosenbrock, x0), scipy.optimize.minimize(scipy.optimize.rosen, x0, method="BFGS")
+    assert type(ours.x) is type(ours.jac) is numpy.ndarray and ours.x.dtype == numpy.float64
+    numpy.testing.assert_allclose(ours.x, theirs.x, atol=1e-4)
+    numpy.testing.assert_allclose(ours.jac, scipy.optimize.rosen_der(ours.x), atol=1e-12)
+    assert x0.tolist() == [-1.2, 1.0] and float(scipy.optimize.rosen(ours.x)) == ours.fun
+    assert jp.minimize(bowl, numpy.float32([3, 4])).x.dtype == numpy.float32
+    tree = jp.minimize(lambda tree: bowl(tree["a"]) + bowl(tree["b"]), {"a": numpy.zeros(2), "b": torch.zeros(1)})
+    assert type(tree.x["a"]) is numpy.ndarray and type(tree.x["b"]) is Tensor
+
+
+@pytest.mark.parametrize("x0", [[3, 4], (3.0, 4), [[3.0], [4.0]], 3.0, 3])
+def test_lists_and_numbers_in_and_tensors_out(x0: Any) -> None:
+    result = jp.minimize(bowl, x0)
+    assert result.success and result.x.shape == torch.tensor(x0).shape and result.x.dtype == F64
+    assert_close(result.x, torch.ones_like(result.x))
+
+
+@pytest.mark.parametrize("point", [0.5, 1.5])
+def test_the_gradient_in_the_result_is_that_at_the_best_point(point: float) -> None:
+    """Newton's step with lr 3.5 goes away, so the best point is the first and not the last."""
+    result = jp.minimize(bowl, torch.tensor([point], dtype=F64), "newton", lr=3.5, maxiter=3)
+    assert float(result.x) == point and float(result.jac) == 2 * (point - 1)
+    spent = jp.minimize(bowl, torch.tensor([point], dtype=F64), "newton", lr=3.5, maxfev=3)
+    assert spent.nfev == 3 and spent.jac is None and float(spent.x) == point  # no call was left for it
+
+
+def test_items_and_attributes() -> None:
+    result = jp.minimize(bowl, START)
+    assert result["x"] is result.x and result["fun"] == result.fun == dict(result)["fun"]
+    assert "jac" in result and len(result) == len(list(result)) == 9
+    with pytest.raises(KeyError, match="'hess_inv'; expected one of x, fun, jac, success"):
+        result["hess_inv"]
+
+
+def test_args_and_options() -> None:
+    def fun(x: Tensor, target: float, scale: Tensor) -> Tensor:
+        return (scale * (x - target) ** 2).sum()
+
+    result = jp.minimize(fun, START, args=(2.0, torch.tensor([1.0, 5.0])), options={"maxiter": 50, "seed": 3})
+    assert_close(result.x, torch.full((2,), 2.0, dtype=F64))
+    one = jp.minimize(lambda x, target: ((x - target) ** 2).sum(), START, args=4.0)  # not a tuple, as scipy allows
+    assert_close(one.x, torch.full((2,), 4.0, dtype=F64))
+    assert jp.minimize(rosenbrock, START, options={"maxiter": 2}).nit == 2
+    points = numpy.array([[1.0, 0.0], [0.0, 2.0]])
+    fit = jp.minimize(
+        lambda w, x, y: (x @ w - y).square().sum(), numpy.zeros(2), args=(points, numpy.array([1.0, 4.0]))
+    )
+    numpy.testing.assert_allclose(fit.x, [1.0, 2.0])
+
+
+def test_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    jp.minimize(lambda x: (x**2).sum(), START, "newton", options={"disp": True}, maxiter=1)
+    assert (
+        capsys.readouterr().out == "jetplane: the limit of 1 iterations is reached. fun = 0, 1 steps, 2 calls of fun.\n"
+    )
+
+
+SOLVERS = ["saddle-free", "soft-abs", "damped", "trust-region", "cubic", "jittered-inverse", "levenberg-marquardt"]
+
+
+@pytest.mark.parametrize("solver", [*SOLVERS, "Trust_Region", "absolute-curvature"])
+def test_solvers_by_name(solver: str) -> None:
+    k = 1 if solver == "absolute-curvature" else None
+    assert jp.minimize(bowl, START, k=k, solver=solver, maxiter=2000).fun < 1e-6
+
+
+@pytest.mark.parametrize("method", [*METHODS, "FoMoH_KD", "gauss-newton"])
+def test_a_custom_method_of_scipy(method: str) -> None:
+    def fun(x: Tensor, offset: float) -> Tensor:
+        return torch.nn.functional.mse_loss(x, torch.ones_like(x), reduction="sum") + offset
+
+    lr = {"lr": 0.05} if method == "fgd" else {}
+    options = {"method": method, "maxiter": 3000, **lr}
+    theirs = scipy.optimize.minimize(fun, [3.0, -2.0], args=(2.0,), method=jp.minimize, tol=1e-10, options=options)
+    assert isinstance(theirs, Result) and theirs.success, theirs
+    numpy.testing.assert_allclose(theirs.x, [1.0, 1.0], atol=1e-3)
+
+
+def test_scipy_with_nothing_chosen_and_a_callback() -> None:
+    seen: list[Result] = []
+    x0 = numpy.tile([1.3, 0.7], 5)
+    ours = scipy.optimize.minimize(rosenbrock, x0, method=jp.minimize, callback=seen.append)
+    theirs = scipy.optimize.minimize(scipy.optimize.rosen, x0, jac=scipy.optimize.rosen_der)
+    numpy.testing.assert_allclose(ours.x, theirs.x, atol=1e-4)
+    assert len(seen) == ours.nit and ours.fun <= theirs.fun
+
+
+def test_derivatives_that_are_given_are_not_used_and_bounds_are_refused() -> None:
+    with pytest.warns(RuntimeWarning, match="jac and hess given, and not used"):
+        result = scipy.optimize.minimize(
+            rosenbrock, START.numpy(), jac=scipy.optimize.rosen_der, hess=scipy.optimize.rosen_hess, method=jp.minimize
+        )
+    assert result.success
+    with pytest.raises(ValueError, match="bounds are given"):
+        scipy.optimize.minimize(rosenbrock, START.numpy(), bounds=[(0, 1)] * 2, method=jp.minimize)
+
+
+def test_a_function_of_numpy_is_refused_in_words() -> None:
+    with pytest.raises(jp.UnsupportedProgram, match="fun computes with numpy; expected a program of torch's functions"):
+        jp.minimize(scipy.optimize.rosen, START.numpy())
 
 
 def test_inside_a_compiled_function() -> None:

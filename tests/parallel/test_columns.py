@@ -44,7 +44,7 @@ def test_what_cannot_be_shared_is_refused(two: Results) -> None:
         )
         assert said["few"] == "ValueError: process_group is a DeviceMesh of 1 processes; expected all 2 of them."
         assert said["HorizonAdam"].startswith(
-            "ValueError: process_group of ForwardGradient is a DeviceMesh, and directions of a plane alone can be"
+            "ValueError: process_group of HorizonAdam is a DeviceMesh, and directions of a plane alone can be"
         )
 
 

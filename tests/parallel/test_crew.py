@@ -69,10 +69,12 @@ def test_what_cannot_be_captured_is_refused(two: Results) -> None:
         "ValueError: compile is True and there is a process_group; the exchange between processes is not captured yet, "
         "expected compile=False."
     )
-    assert said["capturable"] == (
-        "ValueError: capturable is True and there is a process_group; the exchange between processes cannot be "
-        "captured, expected capturable=False."
+    captured = (
+        "ValueError: {0} is True and there is a process_group; the exchange between processes cannot be captured, "
+        "expected {0}=False."
     )
+    assert said["capturable"] == captured.format("capturable")
+    assert said["compiled estimate"] == said["compiled adam"] == captured.format("compile")
 
 
 @pytest.mark.parametrize("value", [0, True, 1.5])

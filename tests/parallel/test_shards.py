@@ -15,6 +15,7 @@ from many_processes import (
     COUNT,
     Recurrent,
     batch,
+    changing_horizon,
     convex,
     flat,
     forward,
@@ -62,6 +63,19 @@ def test_steps_of_horizon_adam_are_those_of_the_whole_batch(two: Results) -> Non
     torch.testing.assert_close(two[0]["HorizonAdam 12"], horizon(12), rtol=0, atol=1e-10)
 
 
+def test_horizon_adam_that_changes_on_its_way_is_that_of_the_whole_batch(two: Results) -> None:
+    name = "HorizonAdam, changed on its way"
+    assert torch.equal(two[0][name], two[1][name])
+    torch.testing.assert_close(two[0][name], changing_horizon(), rtol=0, atol=1e-10)
+
+
+def test_several_closures_are_refused_in_a_group(two: Results) -> None:
+    assert two[0]["arguments"]["several closures"] == (
+        "ValueError: step got 2 closures and there is a process_group; expected one function, for each process has its "
+        "part of the batch."
+    )
+
+
 def test_shards_in_turn_give_the_same_bits_of_horizon_adam(two: Results) -> None:
     """One process that computes the shards one after the other, up to each exchange."""
     for found in horizon_in_turns(12, 2):
@@ -103,6 +117,9 @@ def test_a_part_of_a_batch_needs_its_place() -> None:
         estimate(loss, x, y, offset=-1, total=COUNT)
     with pytest.raises(ValueError, match=r"total is 0; expected a whole number from 1."):
         estimate(loss, x, y, offset=0, total=0)
+    compiled = jp.ForwardGradient(model.parameters(), compile=True)
+    with pytest.raises(ValueError, match=r"offset is 3, total 12 and compile True; expected compile=False for a part"):
+        compiled(loss, x[3:], y[3:], offset=3, total=COUNT)
     assert all(p.grad is None for p in model.parameters())
 
 

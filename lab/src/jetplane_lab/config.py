@@ -16,7 +16,17 @@ import torch
 from . import models
 
 __all__ = [
-    *("DTYPES", "FORWARD_GRADIENT", "METHODS", "PER_SAMPLE", "REVERSE", "SCHEDULES", "SECOND_ORDER", "SOLVERS"),
+    *(
+        "DTYPES",
+        "FORWARD_GRADIENT",
+        "METHODS",
+        "PER_SAMPLE",
+        "REVERSE",
+        "SCHEDULES",
+        "SECOND_ORDER",
+        "SOLVERS",
+        "ZEROTH_ORDER",
+    ),
     *("Config", "choice"),
 ]
 
@@ -38,6 +48,8 @@ _TAKES: dict[str, tuple[str, ...]] = {
     "forward-sgd": ("samples", "weight_decay", "momentum", "compile"),
     "horizon": ("samples", "eps", "weight_decay", "compile"),
     "gauss-newton": ("k", "clip", "weight_decay", "compile"),
+    "mezo": ("k", "eps", "weight_decay"),
+    "fzoo": ("k", "eps", "weight_decay"),
 }
 _TAKES |= {method: (*names, "average") for method, names in _TAKES.items() if method != "horizon"}  # it has its own
 # a penalty on the weights has no activations
@@ -45,22 +57,27 @@ _TAKES |= {method: (*names, "penalty") for method, names in _TAKES.items() if me
 METHODS = tuple(_TAKES)
 SECOND_ORDER = ("fomoh", "fomoh-bp", "fomoh-kd", "gauss-newton")  # measure the curvature of a plane
 PER_SAMPLE = (*FORWARD_GRADIENT, "gauss-newton")  # are given one loss for each sample
+ZEROTH_ORDER = ("mezo", "fzoo")  # know losses alone
 REVERSE = ("fomoh-bp", "backprop", "sgd", "adam")  # use a backward pass
 SCHEDULES = ("none", "rise", "step", "milestone3", "cosine", "custom")
 SOLVERS = ("absolute-curvature", "jittered-inverse", "saddle-free", "softabs", "damped", "trust-region", "cubic")
 ADAPTIVE = ("damped", "trust-region", "cubic")
+_UPRIGHT = ("mnist", "fashion-mnist", "digits")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 # What a field is where it is None: the method's own, or that of all others.
 _OWN: dict[str, tuple[dict[str, Any], Any]] = {
-    "k": ({"gauss-newton": 64}, 1),
-    "lr": ({"forward-adam": 2e-3, "horizon": 1.0, "gauss-newton": 1.0}, 0.1),
+    "k": ({"gauss-newton": 64, "fzoo": 8}, 1),
+    "lr": ({"forward-adam": 2e-3, "horizon": 1.0, "gauss-newton": 1.0, "mezo": 1e-3, "fzoo": 1e-5}, 0.1),
 }
 _NONE: Any = None
+_MOST_TANGENTS = 32  # that the library takes where nothing is said
+_SAMPLES_BEFORE = 4  # what runs were recorded with whose method has none
 _LATER = {
-    "samples": 4,
+    "samples": _SAMPLES_BEFORE,
     "average": 0.0,
     "penalty": 0.0,
+    "augment": False,
 }  # fields that came later: at these values a run is the one that it was without them
 
 
@@ -75,7 +92,7 @@ class Config:
 
     model: str = "cnn"
     method: str = "fomoh-kd"  # one of METHODS; "backprop" is plain SGD
-    k: int = _NONE  # directions: of FGD and FoMoH-KD (1), and of the Gauss-Newton search (64)
+    k: int = _NONE  # directions: of FGD, FoMoH-KD, MeZO (1), FZOO (8), and of the Gauss-Newton search (64)
     lr: float = _NONE  # 0.1; of "horizon" and "gauss-newton", which find the length of a step, a factor (1)
     batch_size: int = 2048
     epochs: int = 10
@@ -91,21 +108,25 @@ class Config:
     tf32: bool = False  # on CUDA: products of float32 numbers with 10 bits of mantissa
     compile: bool = False  # the step as one graph
     evaluate_train: int = 0  # evaluate the training split after every so many epochs, and the last; 0: the last only
-    eps: float | None = None  # added to the curvature by FoMoH and FoMoH-BP (1e-5), to the root by Adam (1e-8)
+    eps: float | None = None  # added to the curvature by FoMoH, FoMoH-BP (1e-5), to the root by Adam (1e-8); of MeZO
+    # and FZOO the length of a perturbation (1e-3)
     clip: float | None = None  # largest length of an update
     weight_decay: float = 0.0
     momentum: float = 0.0  # of "sgd" and "forward-sgd"
     solver: str | None = None  # one of SOLVERS: of FoMoH, FoMoH-BP (absolute-curvature), FoMoH-KD (jittered-inverse)
     start: float | None = None  # damping, radius or sigma with which an adaptive solver begins (1)
     divergence: float | None = 10.0  # end at so many times the first loss, for three epochs; None: where not finite
-    samples: int = 4  # tangents J of each activation: of the methods on forward gradients
+    samples: int | None = None  # tangents J of each activation, of forward gradients; None: the library's 8 to 32
     penalty: float = 0.0  # p of p / 2 |w|^2 in the loss, without biases; running training values have it, too
+    augment: bool = False  # flips and crops of the training images, drawn for each sample and epoch
     average: float = 0.0  # judge by the mean of the parameters, with weights like step^(average - 1); 0: by the last
 
     def __post_init__(self) -> None:
         for name in _OWN:
             if getattr(self, name) is None:
                 object.__setattr__(self, name, _own(name, self.method))
+        if self.method not in FORWARD_GRADIENT and self.samples == _SAMPLES_BEFORE:
+            object.__setattr__(self, "samples", None)
         for field in dataclasses.fields(self):
             _check_type(field.name, getattr(self, field.name), str(field.type))
         models.find(self.model)
@@ -124,6 +145,8 @@ class Config:
             raise ValueError(f"eps is {self.eps!r} and solver {self.solver}; eps belongs to absolute-curvature alone.")
         if self.start is not None and self.solver not in ADAPTIVE:
             raise ValueError(f"start is {self.start!r} and solver {self.solver}; {', '.join(ADAPTIVE)} have one.")
+        if self.augment and self.dataset in _UPRIGHT:
+            raise ValueError(f"augment is True, but a mirrored image of {self.dataset} is another; expected cifar-10.")
         self._check_options()
 
     def _check_options(self) -> None:
@@ -138,8 +161,8 @@ class Config:
 
     @property
     def tangents(self) -> int:
-        """How many tangents a value carries in a step."""
-        return self.samples if self.method in FORWARD_GRADIENT else self.k
+        """How many tangents a value carries in a step, at most."""
+        return (self.samples or _MOST_TANGENTS) if self.method in FORWARD_GRADIENT else self.k
 
     def replace(self, **changes: Any) -> Self:
         """The same with other values."""
@@ -179,7 +202,10 @@ class Config:
 
     def digest(self) -> str:
         """SHA-256 of the fields; a run that was begun before there was a field can be gone on with."""
-        fields = {name: value for name, value in self.to_dict().items() if (name, value) not in _LATER.items()}
+        fields = self.to_dict()
+        if self.method not in FORWARD_GRADIENT:
+            fields["samples"] = _SAMPLES_BEFORE
+        fields = {name: value for name, value in fields.items() if (name, value) not in _LATER.items()}
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
     def difference(self, other: Config) -> str | None:
@@ -240,7 +266,9 @@ def _check_type(name: str, value: object, annotation: str) -> None:
         raise ValueError(f"{name} is {value!r}; expected {wanted[kind]}.")
 
 
-def _check_whole(name: str, value: int, least: int, most: int | None) -> None:
+def _check_whole(name: str, value: int | None, least: int, most: int | None) -> None:
+    if value is None:
+        return
     if value < least or (most is not None and value > most):
         upper = "" if most is None else f" to {most}"
         raise ValueError(f"{name} is {value}; expected a whole number from {least}{upper}.")

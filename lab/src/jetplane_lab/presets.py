@@ -15,6 +15,7 @@ choices are ours, for the sources disagree or say nothing:
 
 The rows beyond the paper hold 5,000 digits of the training split out for validation, and look at the test split once,
 after the last epoch. ``adam-cnn`` is backprop beside them: the same optimizer, schedule, batch and number of epochs.
+Those on CIFAR-10 do the same with images, and leave everything to HorizonAdam, the number of tangents as well.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any
 
 from .config import REVERSE, Config, choice
 
-__all__ = ["BEYOND", "PRESETS", "SEEDS", "Paper", "Preset", "find"]
+__all__ = ["BEYOND", "CIFAR", "PRESETS", "SEEDS", "Paper", "Preset", "find"]
 
 SEEDS = {"logistic-regression": (0, 1, 2, 3, 4), "cnn": (0, 1, 3)}  # the authors', for each model
 _OUR_SEEDS = (0, 1, 2, 3, 4)
@@ -57,7 +58,7 @@ class Preset:
         """The seeds of the row."""
         if self.paper:
             return SEEDS[self.config.model]
-        return _OUR_SEEDS if self.name in BEYOND else (self.config.seed,)
+        return _OUR_SEEDS if self.name in (*BEYOND, *CIFAR) else (self.config.seed,)
 
 
 def find(name: str) -> Preset:
@@ -136,8 +137,8 @@ def _rows(prefix: str, model: str, epochs: int, rows: Iterable[_Row]) -> Iterato
 
 _QUICK = Preset(
     name="quick",
-    label="FoMoH-3D, a quick look",
-    config=Config("logistic-regression", "fomoh-kd", 3, lr=0.3, batch_size=250, epochs=20, dataset="digits"),
+    label="HorizonAdam, a quick look",
+    config=Config("logistic-regression", "horizon", batch_size=250, epochs=10, dataset="digits"),
     paper=None,
     reverse_mode=False,
 )
@@ -170,6 +171,25 @@ def _beyond() -> Iterator[Preset]:
 
 BEYOND: dict[str, Preset] = {preset.name: preset for preset in _beyond()}
 
+# -- CIFAR-10 -----------------------------------------------------------------------------------------------------
+
+_CIFAR_MODELS = (("cnn", "colour-cnn", 30), ("resnet", "resnet-20", 40))
+
+
+def _cifar() -> Iterator[Preset]:
+    for short, model, epochs in _CIFAR_MODELS:
+        for augment in (False, True):
+            shared: dict[str, Any] = {"model": model, "epochs": epochs, "augment": augment}
+            shared |= {"dataset": "cifar-10", "hold_out": 5000, "batch_size": 256}
+            end, more = ("-augmented", ", flips and crops") if augment else ("", "")
+            ours = Config(method="horizon", **shared)
+            yield Preset(f"cifar-{short}{end}", f"HorizonAdam{more}", ours, None, False)
+            adam = Config(method="adam", lr=1e-3, average=8.0, **shared)
+            yield Preset(f"adam-cifar-{short}{end}", f"Backpropagation, Adam{more}", adam, None, True)
+
+
+CIFAR: dict[str, Preset] = {preset.name: preset for preset in _cifar()}
+
 PRESETS: dict[str, Preset] = {
     preset.name: preset
     for preset in (
@@ -177,5 +197,6 @@ PRESETS: dict[str, Preset] = {
         *_rows("cnn", "cnn", 3000, _CNN),
         _QUICK,
         *BEYOND.values(),
+        *CIFAR.values(),
     )
 }

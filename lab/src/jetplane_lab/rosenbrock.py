@@ -411,29 +411,43 @@ def _claims_of_planes(entry: TestFunction, rows: Sequence[Row], steps: int) -> I
     curves = medians(rows, steps, entry.minimum(dim))
     ks = {int(label.removeprefix("K = ")): curve for label, curve in curves.items() if label != "Newton"}
     if len(ks) > 2:
-        correlation = fall_with_k(rows, steps)
-        draws = sorted({row["draw"] for row in rows})
-        alone = [fall_with_k(rows, steps, draw) for draw in draws]
-        early = ", ".join(f"{fall_with_k(rows, step):.2f} at {step}" for step in (30, 60) if step < steps)
-        numbers = [f"rank correlation {correlation:.2f} at step {steps} over {len(draws)} draw(s) of directions"]
-        numbers += [early] if early else []
-        numbers += [f"a draw alone gives {min(alone):.2f} to {max(alone):.2f}"]
-        numbers += [f"{sum(one >= 0.9 for one in alone)} of {len(draws)} reach 0.9"]
-        text = f"In {dim}D, the medians fall as K grows (rank correlation at least 0.9 at the last step)."
-        yield Claim(text, correlation >= 0.9, "; ".join(numbers))
-        pairs = itertools.pairwise(sorted(ks))
-        above = [f"K = {k} ({ks[k][steps]:.1e})" for last, k in pairs if not ks[k][steps] < ks[last][steps]]
-        found = f"not below the K before: {', '.join(above)}" if above else "every K is below the one before"
-        yield Claim(f"In {dim}D, the order of the medians at the last step is perfect.", not above, found)
+        yield _claim_of_fall(dim, rows, steps)
+        yield _claim_of_order(dim, {k: curve[steps] for k, curve in ks.items()})
     if dim in ks:
-        both = list(zip(ks[dim], curves["Newton"], strict=True))
-        apart = max(abs(math.log10(a / b)) for a, b in both if min(a, b) > 1e-10)
-        together = all(max(a, b) < 1e-9 for a, b in both if min(a, b) <= 1e-10)
-        yield Claim(
-            f"In {dim}D, K = {dim} lies on Newton's curve.",
-            apart < 0.01 and together,
-            f"the medians above 1e-10 differ by a factor of at most {10**apart:.6g}",
-        )
+        yield _claim_of_newton(dim, ks[dim], curves["Newton"])
+
+
+def _claim_of_fall(dim: int, rows: Sequence[Row], steps: int) -> Claim:
+    correlation = fall_with_k(rows, steps)
+    draws = sorted({row["draw"] for row in rows})
+    alone = [fall_with_k(rows, steps, draw) for draw in draws]
+    early = ", ".join(f"{fall_with_k(rows, step):.2f} at {step}" for step in (30, 60) if step < steps)
+    numbers = [f"rank correlation {correlation:.2f} at step {steps} over {len(draws)} draw(s) of directions"]
+    numbers += [early] if early else []
+    numbers += [f"a draw alone gives {min(alone):.2f} to {max(alone):.2f}"]
+    numbers += [f"{sum(one >= 0.9 for one in alone)} of {len(draws)} reach 0.9"]
+    text = f"In {dim}D, the medians fall as K grows (rank correlation at least 0.9 at the last step)."
+    return Claim(text, correlation >= 0.9, "; ".join(numbers))
+
+
+def _claim_of_order(dim: int, last: dict[int, float]) -> Claim:
+    """``last``: the median at the last step, by K."""
+    pairs = itertools.pairwise(sorted(last))
+    above = [f"K = {k} ({last[k]:.1e})" for before, k in pairs if not last[k] < last[before]]
+    found = f"not below the K before: {', '.join(above)}" if above else "every K is below the one before"
+    return Claim(f"In {dim}D, the order of the medians at the last step is perfect.", not above, found)
+
+
+def _claim_of_newton(dim: int, full: Sequence[float], newton: Sequence[float]) -> Claim:
+    """``full``: the curve of as many directions as dimensions."""
+    both = list(zip(full, newton, strict=True))
+    apart = max(abs(math.log10(a / b)) for a, b in both if min(a, b) > 1e-10)
+    together = all(max(a, b) < 1e-9 for a, b in both if min(a, b) <= 1e-10)
+    return Claim(
+        f"In {dim}D, K = {dim} lies on Newton's curve.",
+        apart < 0.01 and together,
+        f"the medians above 1e-10 differ by a factor of at most {10**apart:.6g}",
+    )
 
 
 def _claims_of_descent(rows: Sequence[Row], steps: int) -> Iterator[Claim]:

@@ -29,7 +29,7 @@ from jetplane_lab.bench import peak as memory
 from jetplane_lab.bench import printed as table
 from jetplane_lab.bench.grids import points
 from jetplane_lab.bench.machine import environment
-from jetplane_lab.bench.problem import MODELS, Plane, Problem
+from jetplane_lab.bench.problem import MODELS, Derivatives, Problem
 from jetplane_lab.bench.systems import SYSTEMS, Prepared, Setting, System, authors, find, jax_peer, taylor
 from jetplane_lab.bench.task import Point, Task
 from jetplane_lab.bench.tolerances import tolerance
@@ -98,7 +98,7 @@ def test_a_wrong_system_is_told_and_not_timed(monkeypatch: pytest.MonkeyPatch) -
     def prepare(problem: Problem, setting: Setting) -> Prepared:
         inner = right.prepare(problem, setting)
 
-        def call() -> Plane:
+        def call() -> Derivatives:
             found = inner.call()
             return found._replace(curvature=1.001 * found.curvature)
 
@@ -112,14 +112,14 @@ def test_a_wrong_system_is_told_and_not_timed(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_result_that_is_not_finite_is_wrong() -> None:
-    plane = Plane(torch.tensor(1.0), torch.ones(2), torch.eye(2))
+    plane = Derivatives(torch.tensor(1.0), torch.ones(2), torch.eye(2))
     assert math.isinf(oracle.relative_error(plane._replace(slope=torch.tensor([1.0, math.nan])), plane))
     assert measure._judged(math.inf, 1.0)["status"] == "wrong"
     json.dumps(measure._judged(math.inf, 1.0), allow_nan=False)
 
 
 def test_a_result_of_another_shape_is_an_error() -> None:
-    plane = Plane(torch.tensor(1.0), torch.ones(2), torch.eye(2))
+    plane = Derivatives(torch.tensor(1.0), torch.ones(2), torch.eye(2))
     with pytest.raises(ValueError, match=r"the slope has shape \(3,\); expected \(2,\)"):
         oracle.relative_error(plane._replace(slope=torch.ones(3)), plane)
 

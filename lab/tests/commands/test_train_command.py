@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from jetplane.cli import main
 from jetplane_lab.training import Callback, Config, Trainer, checkpoint
@@ -41,12 +42,28 @@ def test_a_preset_is_trained_with_options_on_top(capsys: pytest.CaptureFixture[s
     assert (config["lr"], config["batch_size"], config["epochs"], config["dataset"]) == (0.03561, 3000, 2, "digits")
     captured = capsys.readouterr()
     lines = captured.out.splitlines()
-    assert lines[0].startswith("runs/lr-backprop/seed-0: finished 2 epochs. ")
-    assert "2 forward passes a step, peak memory" in lines[0] and lines[0].endswith("(resident set).")
-    assert lines[2].split() == ["train", "NLL", "train", "acc.", "valid.", "NLL", "valid.", "acc."]
-    assert lines[3].startswith("last epoch")
-    assert lines[4].split()[:5] == ["paper:", "Backpropagation", "0.2265", "±", "0.0000"]
-    assert captured.err.startswith("lr-backprop seed 0: epoch 2/2: lr 0.0356, train ")
+    assert lines[0] == "runs/lr-backprop/seed-0: finished 2 epochs."
+    assert "2 forward passes a step, peak memory" in lines[1] and lines[1].endswith("(resident set).")
+    assert max(map(len, lines)) <= 80
+    assert lines[3].split() == ["last", "epoch", "paper:", "Backpropagation"]
+    assert [line[:12].strip() for line in lines[4:]] == ["train NLL", "train acc.", "valid. NLL", "valid. acc."]
+    assert lines[4].split()[-3:] == ["0.2265", "±", "0.0000"] and len({len(line) for line in lines[3:]}) == 1
+    logged = captured.err.splitlines()
+    assert logged[0].startswith("lr-backprop seed 0: epoch 1/2: lr 0.0356, train ") and len(logged) == 2
+
+
+def test_any_step_of_a_run_with_a_journal_is_rebuilt(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["train", "--preset", "lr-fomoh-2d", *SHORT, "--out", "run", "--quiet"]
+    assert main([*command, "--journal"]) == 0
+    assert main(["replay", "run/journal", "--verify", "--step", "2", "--out", "step-2.safetensors"]) == 0
+    assert "run/journal: 4 steps replayed; there is no checksum" in capsys.readouterr().out
+    assert main(["replay", "run/journal", "--out", "last.safetensors"]) == 0
+    found, expected = load_file("last.safetensors"), checkpoint.load(Path("run", CHECKPOINT)).model
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    assert not torch.equal(load_file("step-2.safetensors")["linear.weight"], found["linear.weight"])
+    capsys.readouterr()
+    assert main(["train", "--method", "adam", "--lr", "0.1", *SHORT, "--journal", "--out", "other"]) == 2
+    assert "the optimizer is Adam, whose update is no sum of directions" in capsys.readouterr().err
 
 
 def test_several_seeds_together_and_in_turn_are_the_same(capsys: pytest.CaptureFixture[str]) -> None:
@@ -221,7 +238,7 @@ def test_a_signal_is_answered_with_its_exit_status(
     command = ["train", "lr-backprop", *SHORT, "--seeds", "0", "1"]
     assert main(command) == status
     captured = capsys.readouterr()
-    assert f"runs/lr-backprop/seed-0: stopped by {name} after epoch 1 of 2. Go on with --resume. " in captured.err
+    assert f"runs/lr-backprop/seed-0: stopped by {name} after epoch 1 of 2. Go on with --resume.\n" in captured.err
     assert not Path("runs/lr-backprop/seed-1").exists()
     assert main([*command, "--resume", "--quiet"]) == 0
 

@@ -337,8 +337,10 @@ def test_a_missing_file_or_folder_is_named(small: None, tmp_path: Path, monkeypa
 def test_an_unknown_name_gets_a_suggestion() -> None:
     with pytest.raises(ValueError, match=r"no dataset 'minst'; expected one of .*; did you mean 'mnist'\?"):
         load("minst")
-    with pytest.raises(ValueError, match=r"no dataset 'cifar'; expected one of mnist, fashion-mnist, digits$"):
-        load("cifar")
+    with pytest.raises(
+        ValueError, match=r"no dataset 'imagenet'; expected one of mnist, fashion-mnist, digits, cifar-10$"
+    ):
+        load("imagenet")
 
 
 # -- Fashion-MNIST ----------------------------------------------------------------------------------------------------

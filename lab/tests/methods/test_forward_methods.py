@@ -332,7 +332,8 @@ def test_a_penalty_has_rows_of_the_weights() -> None:
 def test_fields_that_a_method_has_its_own_default_for() -> None:
     assert (Config(method="gauss-newton").k, Config(method="gauss-newton").lr) == (64, 1.0)
     assert (Config(method="horizon").lr, Config(method="forward-adam").lr, Config(method="adam").lr) == (1.0, 2e-3, 0.1)
-    assert Config(method="forward-sgd").samples == 4 and Config(method="fgd").k == 1
+    assert Config(method="forward-sgd").samples is None and Config(method="fgd").k == 1
+    assert Config(method="forward-sgd").tangents == 32  # at most
     assert (Config(method="horizon", samples=7).tangents, Config(method="fgd", k=3).tangents) == (7, 3)
     assert Config.from_json('{"method": "gauss-newton"}').k == 64
     assert Config.from_json('{"method": "horizon", "lr": null}').lr == 1.0
@@ -369,10 +370,12 @@ def test_bad_fields_are_named(changes: dict[str, Any], message: str) -> None:
 def test_a_run_from_before_there_were_samples_is_the_same_run() -> None:
     config = Config(method="fomoh-kd", k=3)
     fields = config.to_dict()
-    assert fields.pop("samples") == 4
+    assert fields.pop("samples") is None
     assert Config.from_dict(fields) == config
+    assert Config.from_dict(fields | {"samples": 4}) == config  # as it was written for every method
     assert config.digest().startswith("f5d9436d")  # as it was then
-    assert Config(method="horizon", samples=5).digest() != Config(method="horizon", samples=6).digest()
+    horizon = [Config(method="horizon", samples=samples).digest() for samples in (None, 4, 5, 6)]
+    assert len(set(horizon)) == 4
 
 
 def test_presets_beyond_the_paper() -> None:
@@ -448,7 +451,7 @@ def test_another_method_than_the_presets_has_its_own_defaults(tmp_path: Path) ->
     options += ["--batch-size", "500"]
     assert cli.main(["train", "search-lr", "--method", "forward-adam", *options, "--out", str(tmp_path)]) == 0
     config = Config.from_json((tmp_path / "config.json").read_text())
-    assert (config.k, config.lr, config.samples, config.hold_out) == (1, 2e-3, 4, 5500)
+    assert (config.k, config.lr, config.samples, config.hold_out) == (1, 2e-3, None, 5500)
 
 
 def test_reproduce_beyond_and_its_rows_in_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

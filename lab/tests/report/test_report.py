@@ -14,7 +14,9 @@ import pytest
 from scipy import stats
 
 from jetplane import cli
+from jetplane.cli import entries
 from jetplane_lab import presets, report
+from jetplane_lab.commands import demo
 from jetplane_lab.presets import PRESETS
 from jetplane_lab.report import claims, groups, intervals, runs, tables
 from jetplane_lab.training import Config, Summary
@@ -653,9 +655,24 @@ def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert "MLP (LayerNorm, GELU)" in out and f"report: {tmp_path / 'report.html'}" in out
         for label in ("HorizonAdam (J = 4)", "FGD", "FoMoH ", "FoMoH-2D", "FoMoH-3D", "Backpropagation", "Newton"):
             assert f"\n{label}" in out
+        assert max(map(len, out.replace(str(tmp_path), "runs/demo").splitlines())) <= 80
+        assert re.search(
+            r"Trained with forward passes alone: \d\d\.\d% of unseen digits right; backprop: \d\d\.\d%", out
+        )
     records = report.read([tmp_path])
     assert len(records) == 6 and all(record.epoch == 1 for record in records)
     assert "The Rosenbrock function in 2D" in (tmp_path / "report.html").read_text()
+
+
+def test_what_the_demo_says_at_its_end() -> None:
+    text = demo.what_to_look_at([("HorizonAdam", 0.94), ("FGD", 0.1), ("backprop", 0.91)], Path("runs/demo"))
+    assert "forward passes alone: 94.0%;" in text and "with backprop: 91.0%." in text
+    assert "runs/demo/report.html" in text and max(map(len, text.splitlines())) <= 80
+    parser = cli.parser(entries.registered())
+    for command in re.findall(r"- jetplane ([\w -]+?)  ", text):
+        assert parser.parse_args(command.split())
+    for page in re.findall(r"docs/[\w.-]+", text):
+        assert (Path(__file__).parents[3] / page).exists()
 
 
 def test_demo_with_bad_arguments() -> None:

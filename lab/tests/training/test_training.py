@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from jetplane_lab.training import (
     Summary,
     Trainer,
     memory,
+    progress,
     schedules,
     train_together,
 )
@@ -616,13 +618,59 @@ def test_outside_the_main_thread_there_are_no_handlers() -> None:
 def test_lines_say_where_the_run_is(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     tiny.trainer(tmp_path, callbacks=[Lines("here", seconds=0.0)], method="sgd", epochs=2).fit()
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "here: epoch 1/2: 1 of 3 steps"
+    assert re.fullmatch(r"here: epoch 1/2: 1 of 3 steps, loss \d\.\d{4}", lines[0])
     assert lines[3].startswith("here: epoch 1/2: lr 0.05, train ") and lines[3].endswith(" s")
     tiny.trainer(tmp_path, callbacks=[Lines("here")], method="sgd", epochs=2).fit()
     assert capsys.readouterr().err == "here: goes on after epoch 2 of 2\n"
 
 
+def test_every_epoch_has_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    tiny.trainer(callbacks=[Lines("here", seconds=math.inf)], method="sgd", epochs=5).fit()
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(":")[1] for line in lines] == [f" epoch {n}/5" for n in range(1, 6)]
+
+
 def test_the_bar_ends_full(capsys: pytest.CaptureFixture[str]) -> None:
-    tiny.trainer(callbacks=[Bar("there")], method="sgd", epochs=2).fit()
+    tiny.trainer(callbacks=[Bar("there", columns=120)], method="sgd", epochs=2).fit()
     last = capsys.readouterr().err.replace("\r", "\n").strip().splitlines()[-1]
-    assert last.startswith("there 100%|") and "2.0/2" in last and "validation" in last
+    assert last.startswith("there |") and "2.0/2" in last and "valid. " in last and "loss " in last
+
+
+WORDS = r"loss \d+\.\d{4}|[\d.e+]+ steps/s|valid\. \d+\.\d%|lr [\d.e-]+|measuring the cost of a step"
+LINE = re.compile(rf"a label \|.{{6}}\| \d\.\d/3 (\d\d:\d\d|\?) left(, ({WORDS}))*")
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [(45, []), (56, ["loss"]), (80, ["loss", "steps/s"]), (120, ["loss", "steps/s", "valid.", "lr"])],
+)
+def test_nothing_of_a_bar_is_cut(columns: int, words: list[str], capsys: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(progress, "_FETCH_EVERY", 0.0)
+    bar = Bar("a label", columns=columns)
+    bar.MIN_SECONDS = 0.0
+    tiny.trainer(callbacks=[bar], method="sgd", epochs=3).fit()
+    lines = [line.rstrip() for line in capsys.readouterr().err.replace("\r", "\n").splitlines() if line.strip()]
+    assert len(lines) >= 9 and max(map(len, lines)) <= columns
+    assert [line for line in lines if not LINE.fullmatch(line)] == []
+    shown = [word for word in ("loss", "steps/s", "valid.", "lr") if any(word in line for line in lines)]
+    assert shown[: len(words)] == words and (columns == 80 or shown == words)  # how long a speed is there varies
+
+
+def test_the_loss_in_the_bar_is_that_of_the_last_step() -> None:
+    seen: list[tuple[float, float]] = []
+
+    class Look(Callback):
+        def batch(self, run: Trainer, done: int, total: int) -> None:
+            seen.append((run.current_loss(), float(run.method.report.loss)))
+
+    run = tiny.trainer(callbacks=[Look()], method="sgd", epochs=2)
+    assert math.isnan(run.current_loss()) and run.current_lr() == 0.05
+    run.fit()
+    assert len(seen) == 6 and all(shown == pytest.approx(true) for shown, true in seen)
+    assert len({shown for shown, _ in seen}) == 6
+
+
+def test_a_bar_may_be_wiped_away(capsys: pytest.CaptureFixture[str]) -> None:
+    tiny.trainer(callbacks=[Bar("there", keep=False, columns=80)], method="sgd", epochs=1).fit()
+    err = capsys.readouterr().err
+    assert err.endswith("\r") and "\n" not in err

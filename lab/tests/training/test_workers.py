@@ -44,9 +44,9 @@ def test_only_the_first_process_has_a_folder(tmp_path: Path) -> None:
         Trainer(config(), dataset(), tmp_path, workers=Workers(1, 2))
 
 
-@pytest.mark.parametrize("method", ["adam", "sgd", "backprop"])
-def test_backprop_is_for_one_process(method: str) -> None:
-    with pytest.raises(ValueError, match=rf"method is '{method}', which is trained by one process; expected a forward"):
+@pytest.mark.parametrize("method", ["adam", "sgd", "backprop", "mezo", "fzoo"])
+def test_backprop_and_zeroth_order_are_for_one_process(method: str) -> None:
+    with pytest.raises(ValueError, match=rf"method is '{method}', which is trained by one process; expected a search"):
         methods.make(config(method=method), [torch.ones(2, requires_grad=True)], object())
 
 

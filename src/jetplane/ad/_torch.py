@@ -28,6 +28,7 @@ __all__ = [
     "SET_GRAD_ENABLED",
     "AboveAutograd",
     "DispatchMode",
+    "HigherOrderOperator",
     "OpOverload",
     "SingleLevelFunction",
     "apart_from_graphs",
@@ -39,6 +40,7 @@ __all__ = [
     "decomposition",
     "engine",
     "explain_capture",
+    "full_precision",
     "is_composite",
     "is_fake",
     "is_functorch_wrapper",
@@ -46,6 +48,7 @@ __all__ = [
     "native_losses",
     "no_function_modes",
     "op_database",
+    "plain_body",
     "prim_body",
     "pytree",
     "quiet_vmap_fallback",
@@ -64,12 +67,15 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 class DispatchMode(TorchDispatchMode):
     """torch's dispatch mode, without the wrapper that would import and call dynamo at every operation."""
 
+    supports_higher_order_operators = True
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False
 
 
 OpOverload = torch._ops.OpOverload
+HigherOrderOperator = torch._ops.HigherOrderOperator
 
 # What every switch of autograd calls, the file of the decorators that are made of such contexts, and how a captured
 # program enters and leaves inference mode.
@@ -154,6 +160,13 @@ def is_composite(op: Any) -> bool:
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"))
 
 
+def plain_body(name: str) -> Callable[..., Any]:
+    """What runs an operator of higher order where nothing is differentiated or traced: calls of its functions."""
+    op = getattr(torch.ops.higher_order, name)
+    body: Callable[..., Any] = op.py_kernels[torch._C.DispatchKey.CompositeExplicitAutograd]
+    return body
+
+
 def decomposition(op: Any) -> Callable[..., Any] | None:
     """torch's own decomposition of ``op`` into simpler operations, or None."""
     # Lazy: the table imports sympy and takes a second.
@@ -226,14 +239,37 @@ class uncompiled:
         dynamo: Any = sys.modules.get("torch._dynamo.eval_frame")  # else nothing is compiled; it takes seconds to load
         with uncompiled._lock:
             uncompiled._running += 1
-            if dynamo is not None and uncompiled._previous is None:
-                uncompiled._previous = dynamo._set_stance(dynamo.DynamoStance("force_eager"))
+            if dynamo is not None:
+                self._hold(dynamo)
+
+    @staticmethod
+    def _hold(dynamo: Any) -> None:
+        if uncompiled._previous is None:
+            uncompiled._previous = uncompiled._set(dynamo, dynamo.DynamoStance("force_eager"))
+
+    @staticmethod
+    def _set(dynamo: Any, stance: Any) -> Any:
+        """Another stance, also where the pass is a part of a program that is being compiled, at a graph break."""
+        callback = dynamo.set_eval_frame(None)
+        try:
+            return dynamo._set_stance(stance)
+        finally:
+            dynamo.set_eval_frame(callback)
+
+    @staticmethod
+    def begin_late() -> None:
+        """The program is going to load the compiler while a pass runs."""
+        from torch._dynamo import eval_frame
+
+        with uncompiled._lock:
+            if uncompiled._running:
+                uncompiled._hold(eval_frame)
 
     def __exit__(self, *exc: object) -> None:
         with uncompiled._lock:
             uncompiled._running -= 1
             if not uncompiled._running and uncompiled._previous is not None:
-                sys.modules["torch._dynamo.eval_frame"]._set_stance(uncompiled._previous)
+                self._set(sys.modules["torch._dynamo.eval_frame"], uncompiled._previous)
                 uncompiled._previous = None
 
 
@@ -305,6 +341,23 @@ def explain_capture(error: BaseException) -> str:
     first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
     places = [line.strip() for line in text.splitlines() if line.strip().startswith('File "')]
     return f"{first.rstrip('.')} ({places[-1]})" if places else first.rstrip(".")
+
+
+@contextlib.contextmanager
+def full_precision() -> Iterator[None]:
+    """Products of float32 on CUDA without TF32, where torch says what is set."""
+    try:
+        products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cudnn.allow_tf32 = False
+    except RuntimeError:  # its newer settings are in use
+        yield
+        return
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(products)
+        torch.backends.cudnn.allow_tf32 = convolutions
 
 
 def copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -32,8 +32,15 @@ def compare(
     function: Callable[[list[Tensor]], Sequence[Tensor]],
     run: Callable[[list[Tensor]], Sequence[Tensor]],
     inputs: Sequence[Tensor],
+    full: bool = False,
 ) -> None:
-    """Raise CaptureFailed where ``run`` gives other numbers than ``function`` does, beyond what rounding explains."""
+    """Raise CaptureFailed where ``run`` gives other numbers than ``function`` does, beyond what rounding explains.
+
+    ``full``: float32 products have all their bits while the two are compared, so that the tight test is the one.
+    """
+    if full:
+        with _torch.full_precision():
+            return compare(function, run, inputs)
     watch = _Arithmetic()
     with torch.no_grad(), watch:
         expected = function(_copies(inputs))

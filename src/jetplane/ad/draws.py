@@ -14,7 +14,10 @@ _FUNCTIONS = {
     *("rand", "randn", "rand_like", "randn_like", "randint", "randint_like", "randperm", "normal", "bernoulli"),
     *("multinomial", "poisson", "gumbel_softmax", "normal_", "uniform_", "bernoulli_", "random_", "exponential_"),
 }
-_ATTENTION = 4  # the place of its dropout_p
+_ATTENTION = {  # the places of dropout_p, and of training where there is one
+    "scaled_dot_product_attention": (4, None),
+    "multi_head_attention_forward": (10, 13),
+}
 _CHANCES = ("dropout_p", "dropout")  # what an operation of aten calls the probability of dropout
 
 
@@ -35,8 +38,10 @@ def draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
             if argument.name in _CHANCES:
                 return not _is_zero(_given(args, kwargs, place, argument.name, argument.default_value))
         return True
-    if name == "scaled_dot_product_attention":
-        return not _is_zero(_given(args, kwargs, _ATTENTION, "dropout_p", 0.0))
+    if name in _ATTENTION:
+        place, training = _ATTENTION[name]
+        trains = training is None or _given(args, kwargs, training, "training", True)
+        return bool(trains) and not _is_zero(_given(args, kwargs, place, "dropout_p", 0.0))
     return name in _FUNCTIONS
 
 

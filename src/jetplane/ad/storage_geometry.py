@@ -16,6 +16,7 @@ from torch import Tensor
 __all__ = [
     "Geometry",
     "covers",
+    "declared",
     "elements",
     "geometry",
     "inside",
@@ -150,18 +151,25 @@ def inside(part: Geometry, whole: Geometry) -> bool:
         >>> inside(corner, left), inside(row, left), inside(left, geometry(w))
         (True, False, True)
     """
-    if 0 in part[0] or 0 in whole[0]:
-        return 0 in part[0]
+    if part == whole or 0 in part[0]:
+        return True
+    if 0 in whole[0]:
+        return False
     (first, last), (low, high) = span(part), span(whole)
     if first < low or high < last:
         return False
     axes = _merged(whole)
-    corner = _digits(first - low, axes)
+    *digits, remainder = _last_corner(part, first - low, axes)
+    return not remainder and all(digit < n for digit, (_, n) in zip(digits, axes, strict=True))
+
+
+def _last_corner(part: Geometry, start: int, axes: list[tuple[int, int]]) -> list[int]:
+    """Where the last element of a view lies along the axes of another one, and what remains."""
+    corner = _digits(start, axes)
     for n, stride in zip(part[0], part[1], strict=True):
         if n > 1:
             corner = [at + (n - 1) * step for at, step in zip(corner, _digits(stride, axes), strict=True)]
-    *digits, remainder = corner
-    return not remainder and all(digit < n for digit, (_, n) in zip(digits, axes, strict=True))
+    return corner
 
 
 def _merged(place: Geometry) -> list[tuple[int, int]]:
@@ -209,9 +217,11 @@ def _destinations(func: Any) -> tuple[tuple[int, str], ...]:
     """Position and name of the arguments that an overload writes into."""
     if torch.Tag.inplace_view in func.tags:
         return ()  # transpose_ and its like change where the tensor looks, and no memory
-    undeclared = _STATISTICS if func.overloadpacket.__name__ in _BATCH_NORMS else ()
-    return tuple(
-        (place, one.name)
-        for place, one in enumerate(func._schema.arguments)
-        if one.name in undeclared or (one.alias_info is not None and one.alias_info.is_write)
-    )
+    names = declared(func) + (_STATISTICS if func.overloadpacket.__name__ in _BATCH_NORMS else ())
+    return tuple((place, one.name) for place, one in enumerate(func._schema.arguments) if one.name in names)
+
+
+def declared(func: Any) -> tuple[str, ...]:
+    """The names of the arguments that an overload's schema says it writes, be it their geometry alone."""
+    arguments = func._schema.arguments
+    return tuple(one.name for one in arguments if one.alias_info is not None and one.alias_info.is_write)

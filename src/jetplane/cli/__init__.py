@@ -33,12 +33,14 @@ def parser(found: Registered) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     top.add_argument(
-        "--version", action="version", version=f"jetplane {jetplane.__version__} (torch {torch.__version__})"
+        "-V", "--version", action="version", version=f"jetplane {jetplane.__version__} (torch {torch.__version__})"
     )
     top.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in found.commands.values():
         sub = command.add_parser(commands)
+        if sub is None:
+            raise TypeError(f"{command.__name__}.add_parser returned None; expected the parser that it added.")
         # SUPPRESS: without it the sub-command's default would undo a --debug that stands before the command
         sub.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         sub.set_defaults(run=command.run)
@@ -53,6 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if asked in found.missing:
         print(f"jetplane: {sentence(asked, found.missing[asked])}", file=sys.stderr)
         return 2
+    if not [argument for argument in given if argument != "--debug"]:
+        parser(found).print_help()
+        return 0
     arguments = parser(found).parse_args(given)
     try:
         return int(arguments.run(arguments))

@@ -51,7 +51,10 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("--dtype", choices=_DTYPES, default="float64", help="of the inputs (default: %(default)s)")
     parser.add_argument(
-        "--device", type=_device, default="cpu", help="where to run, cpu or cuda (default: %(default)s)"
+        "--device",
+        type=_device,
+        default="auto",
+        help="where to run, cpu, cuda or auto: cuda where there is one (default: %(default)s)",
     )
     parser.add_argument("--limit", type=_positive, metavar="N", help="compare at most N samples of each entry")
     parser.add_argument(
@@ -221,6 +224,8 @@ def _positive(text: str) -> int:
 
 
 def _device(text: str) -> str:
+    if text == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
     try:
         kind = torch.device(text).type
     except RuntimeError:

@@ -15,6 +15,7 @@ __all__ = ["GROUP", "Registered", "registered", "sentence"]
 
 GROUP = "jetplane.commands"
 _STUDY = ("demo", "train", "tune", "reproduce", "report", "data", "rosenbrock", "bench")
+_OWN = {"coverage": "coverage", "journal": "show_journal", "replay": "replay_steps"}
 _ABSENT = (
     "it belongs to the study in lab/ of the repository, which is not installed; "
     "pip install ./lab in a checkout installs it"
@@ -51,7 +52,7 @@ def sentence(name: str, reason: str) -> str:
 
 def _points() -> dict[str, importlib.metadata.EntryPoint]:
     """Those of the metadata; where a source tree is on the path and was never installed, what is known to be in it."""
-    modules = {"coverage": "jetplane.cli.coverage"}
+    modules = {name: f"jetplane.cli.{module}" for name, module in _OWN.items()}
     if importlib.util.find_spec("jetplane_lab") is not None:
         modules |= {name: f"jetplane_lab.commands.{name}" for name in _STUDY}
     plain = {name: importlib.metadata.EntryPoint(name, module, GROUP) for name, module in modules.items()}

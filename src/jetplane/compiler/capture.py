@@ -227,10 +227,12 @@ def compiled(
     function: Callable[[list[Tensor]], list[Tensor]],
     inputs: Sequence[Tensor],
     reference: Callable[[list[Tensor]], list[Tensor]] | None,
+    writes: bool = False,
 ) -> Compiled:
     """``function``, traced with tensors like ``inputs`` but without values, and compiled.
 
-    With a ``reference``, which may be the function itself, the outputs of both are compared, on copies of ``inputs``.
+    With a ``reference``, which may be the function itself, the outputs of both are compared, on copies of ``inputs``;
+    and, if it ``writes`` what it is for, the inputs that were written.
     """
     try:
         run, written = _torch.compiled(function, inputs)
@@ -243,5 +245,16 @@ def compiled(
     if any(inputs[place].numel() and storages.count(storages[place]) > 1 for place in written):
         raise CaptureFailed("two of the tensors that the program reads share memory, and one of them is written")
     if reference is not None:
-        compare(reference, run, inputs)
+        places = sorted(written) if writes else []
+        compare(_telling(reference, places), _telling(run, places), inputs, full=writes)
     return Compiled(run, frozenset(written))
+
+
+def _telling(run: Callable[[list[Tensor]], Sequence[Tensor]], places: Sequence[int]) -> Run:
+    """``run``, which gives also what has become of some of its inputs."""
+
+    def telling(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        inputs = list(inputs)
+        return [*run(inputs), *(inputs[place] for place in places)]
+
+    return telling

@@ -87,7 +87,7 @@ class Rademacher(RandomFamily):
 
 @dataclass(frozen=True)
 class Sphere(RandomFamily):
-    """Uniform on the unit sphere: v = z / |z| with normal z, the length taken over all parameters together.
+    """Uniform on the unit sphere: v = z / |z| with Gaussian z, the length taken over all parameters together.
 
     Example:
         >>> x = torch.zeros(5)

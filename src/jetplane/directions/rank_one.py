@@ -18,9 +18,9 @@ from .random import NormalRows, RandomFamily
 
 @dataclass(frozen=True)
 class RankOne(RandomFamily):
-    """K directions that move one layer each: its weights by a b^T with normal a and b, its vectors by normal entries.
+    """K directions that move one layer each: its weights by a b^T with Gaussian a and b, its vectors likewise.
 
-    E[v v^T] is that of normal directions in the layer, so a direction gains as much on average, but a product with it
+    E[v v^T] is that of Gaussian directions in the layer, so a direction gains as much on average, but a product with it
     is one with b and one with a, and layers before it see none of it. That pays where second order begins at the loss
     (``curvature="ggn"``): the fewer layers follow, the less a direction costs. The layers are those of
     :class:`PerLayer`; of the K directions each has a share that grows with the root of its entries, and at least one.

@@ -1,7 +1,7 @@
 """Directions that remember: the last step, averages of the steps, and the best directions of the last plane.
 
-They have the length of normal directions, sqrt(D), and are zero until there is something to remember. Only their lines
-count, not how long the steps were, and a solver has columns of one scale.
+They have the length of Gaussian directions, sqrt(D), and are zero until there is something to remember. Only their
+lines count, not how long the steps were, and a solver has columns of one scale.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,29 +13,38 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..ad import _torch
+from ..ad.engine.locate import users_level
+from ..ad.run.auxiliary import split_aux
 from ..ad.run.budget import parse_bytes
 from ..ad.run.replay import Replay
+from ..compiler.capture import Graph
+from ..compiler.several import alone, entries, stacked
+from ..directions.counter import signed
 from ..errors import CoupledSamples, UnsupportedProgram
 from ..parallel.crew import Crew
 from ..parallel.digests import tag_of
 from ..parallel.shards import Meeting
+from .compiled_estimate import CompiledEstimate
 from .kept_by_parameters import KeptByParameters, Known
 from .noise.control_variate import ControlVariate
 from .noise.lessons import Lessons
 from .noise.prediction import Prediction
-from .noise.readout import Readout
 from .noise.sharded import Sharded
 from .noise.signs import Noise, Signs
 from .noise.statistics import Statistics
 from .passes.kept_plans import KeptPlans, Width
 from .passes.program_passes import Passes, capturing
+from .passes.two_passes import Estimate, looked_at, two_passes
 from .plan.noise_plan import Changed, NoisePlan, Site
 from .program.loss_program import LossProgram
 from .program.parameters import Parameters
+from .traced_estimate import Settings, TracedEstimate
 from .weight import weight_gradient
 
 __all__ = ["ForwardGradient", "forward_gradient"]
 
+log = logging.getLogger("jetplane")
 _NOISY = 4.0  # times the power of all else: what the norms' part may have before it is worth a warning
 
 Params = Iterable[Any] | Mapping[str, Tensor]
@@ -43,18 +53,24 @@ Params = Iterable[Any] | Mapping[str, Tensor]
 class ForwardGradient:
     """Estimates the gradient of a mean of per-sample losses by forward passes alone, and adds it to ``.grad``.
 
-    Each layer's output gets J random tangents ``u`` for every sample. A first forward pass carries them to the losses,
-    s_jb = sum over layers of u_jb . d loss_b; a second one draws the same numbers again and multiplies each layer's
-    own input with mean_j s_jb u_jb, which is d loss_b at its output in the mean over the draws. The layers behind which
-    is only the loss get their exact derivative. With ``control``, what the tangents do to the loss's input is learned
-    and predicted, and only the rest of it is noise: exactly as unbiased, and less noisy by the call.
+    Each layer's output gets J = ``samples`` random tangents ``u`` for every sample. A first forward pass carries them
+    to the losses, s_jb = sum over layers of u_jb . d loss_b; a second one draws the same numbers again and multiplies
+    each layer's own input with mean_j s_jb u_jb, which is d loss_b at its output in the mean over the draws. The layers
+    behind which is only the loss get their exact derivative. With ``control``, what the tangents do to the loss's input
+    is learned and predicted, and only the rest of it is noise: exactly as unbiased, and less noisy by the call.
 
     Through more than two batch norms in training, what their statistics add is bounded beside the rest, so that noise
     does not grow with depth; what is beyond the bound is left out. ``batch_norm="exact"`` leaves nothing out.
 
+    By default J is found for each program, from 8 to 32, the more the smaller the batch is beside the numbers of a
+    sample that get noise (8 where the weights themselves are perturbed, with ``estimator="weight"``).
+
     What was found out about a program is kept for its next call. ``step`` is the number of the next call, and the noise
     a function of (seed, step). With ``capturable`` it is counted on the device, so that a CUDA graph of a call, which
     can be captured after a first call as it is, draws new numbers at each replay.
+
+    With ``compile`` both passes are one compiled graph for each program and form of the batch, on CUDA replayed:
+    docs/compiled.md. A program that cannot be captured is run as it is, with one warning.
 
     With a ``process_group`` all its processes call it together, each with its own samples of one batch: noise, gradient
     and what is learned are those of the whole batch in one process. Their parameters are compared before every
@@ -71,7 +87,7 @@ class ForwardGradient:
     def __init__(
         self,
         params: Params,
-        samples: int | None = 1,
+        samples: int | None = None,
         *,
         estimator: str = "activation",
         seed: int = 0,
@@ -84,11 +100,12 @@ class ForwardGradient:
         batch_norm: str = "bounded",
         probe_every: int = 50,
         capturable: bool = False,
-        noise: Callable[[int, Any], Noise] = Signs,
+        compile: bool = False,
+        noise: Callable[[Any, Any], Noise] = Signs,
         process_group: Any = None,
         check_every: int | None = 100,
     ) -> None:
-        _check_count("samples", samples, optional=estimator == "activation")
+        _check_count("samples", samples, optional=True)
         _check_count("chunk_size", chunk_size, optional=True)
         _check_count("probe_every", probe_every)
         _check_word("seed", seed, 64)
@@ -101,18 +118,24 @@ class ForwardGradient:
         self.samples, self.estimator, self.seed = samples, estimator, seed
         self.coupled, self.allow_unused, self.batch_norm = coupled, allow_unused, batch_norm
         self.crew = Crew(process_group, check_every, type(self).__name__)
-        if capturable and self.crew.processes is not None:
-            raise ValueError(
-                "capturable is True and there is a process_group; the exchange between processes cannot be captured, "
-                "expected capturable=False."
-            )
+        for name, asked in (("compile", compile), ("capturable", capturable)):
+            if asked and self.crew.processes is not None:
+                raise ValueError(
+                    f"{name} is True and there is a process_group; the exchange between processes cannot be captured, "
+                    f"expected {name}=False."
+                )
         self._width = Width(samples, chunk_size, None if memory is None else parse_bytes(memory))
         self._parameters = Parameters(params)
         self._probe_every = probe_every
         self._noise = noise
+        if compile and estimator == "weight":
+            raise ValueError("estimator is 'weight' and compile True; expected 'activation' with compile=True.")
+        self.compile = compile
+        self._compiled: CompiledEstimate | None = None
+        self._told: set[str] = set()  # places of which it was said that samples are coupled there
         tensors, learns = self._parameters.tensors, control and estimator == "activation"
         first: int | Tensor = step
-        if capturable:
+        if capturable or compile:
             first = torch.full((), step, dtype=torch.int64, device=tensors[0].device)
         self._known = Known(KeptPlans(), ControlVariate(tensors) if learns else None, first)
 
@@ -145,7 +168,73 @@ class ForwardGradient:
         added is their part of the estimate for all. In a process group the ``total`` is counted, and the samples of a
         process follow those of the processes before it unless there is an ``offset``.
         """
-        return self._estimate(self._known, loss_fn, batch, has_aux, offset, total)
+        if not self.compile:
+            return self._estimate(self._known, loss_fn, batch, has_aux, offset, total)
+        if offset is not None or total is not None:
+            raise ValueError(
+                f"offset is {offset}, total {total} and compile True; expected compile=False for a part of a batch."
+            )
+        found = self._several(loss_fn, alone(batch), 1, has_aux)
+        if found is None:
+            return self._estimate(self._known, loss_fn, batch, has_aux)
+        losses, aux = found
+        return (losses[0], _torch.pytree.tree_map_only(Tensor, lambda one: one[0], aux)) if has_aux else losses[0]
+
+    def steps(self, loss_fn: Callable[..., Any], *batches: Any, has_aux: bool = False) -> Any:
+        """Add an estimate for each entry of the first axis of the batches; the mean losses (n,), with aux.
+
+        With ``compile`` on CUDA they are replayed as one graph, without a word to the host between them.
+        """
+        count = entries(loss_fn, batches)
+        found = self._several(loss_fn, batches, count, has_aux) if self.compile else None
+        if found is None:
+            found = self._one_by_one(loss_fn, batches, count, has_aux)
+        return found if has_aux else found[0]
+
+    def _one_by_one(
+        self, loss_fn: Callable[..., Any], batches: tuple[Any, ...], count: int, has_aux: bool
+    ) -> tuple[Tensor, Any]:
+        parts = []
+        for number in range(count):
+            batch = [one[number] if isinstance(one, Tensor) else one for one in batches]
+            parts.append(split_aux(self._estimate(self._known, loss_fn, batch, has_aux), has_aux))
+        losses, aux = zip(*parts, strict=True)
+        return torch.stack(losses), _torch.pytree.tree_map(stacked, *aux) if has_aux else None
+
+    def _several(
+        self, loss_fn: Callable[..., Any], batches: tuple[Any, ...], count: int, has_aux: bool
+    ) -> tuple[Tensor, Any] | None:
+        """The same as compiled graphs; None where the program cannot be one."""
+        self._begin(0)
+        if self._compiled is None:
+            self._compiled = CompiledEstimate(self.traced, self._parameters.tensors)
+        return self._compiled(loss_fn, batches, count, self.words, has_aux)
+
+    def traced(self, graph: Graph, inputs: Sequence[Tensor]) -> TracedEstimate:
+        """The estimate over a captured program, as a function of tensors, to be compiled."""
+        control = self._known.control
+        settings = Settings(
+            self._plan,
+            None if control is None else control.learned,
+            lambda plan, held: (self._width.tangents(plan), self._width.of(plan, held)),
+            self.batch_norm == "exact",
+            self._probe_every,
+        )
+        return TracedEstimate(graph, inputs, self._parameters, settings, self._noise)
+
+    def _plan(self, passes: Passes) -> NoisePlan:
+        """That of a program, made anew, and checked."""
+        with _steady():
+            plan = KeptPlans().find(passes, self._width)
+        self._check(plan)
+        return plan
+
+    @property
+    def words(self) -> list[Tensor]:
+        """Seed and step on the device, where a graph reads them."""
+        step = self._known.step
+        assert isinstance(step, Tensor)
+        return [torch.full((), signed(self.seed), dtype=torch.int64, device=step.device), step]
 
     def _estimate(
         self,
@@ -175,10 +264,14 @@ class ForwardGradient:
         if self.crew.quiet:
             return Meeting(offset, total)
         # alone the step may be a tensor, which nobody asks while a graph is captured
-        step, tensors = 0 if self.crew.processes is None else int(known.step), self._parameters.tensors
-        self.crew.begin(self.facts, step, tensors, self._parameters.names)
-        self.crew.check(step, tensors)
+        step = 0 if self.crew.processes is None else int(known.step)
+        self._begin(step)
+        self.crew.check(step, self._parameters.tensors)
         return self.crew.meeting(f"call {step}", offset, total)
+
+    def _begin(self, step: int) -> None:
+        """Before the first call: compare the processes, or say that there are several."""
+        self.crew.begin(self.facts, step, self._parameters.tensors, self._parameters.names)
 
     def facts(self) -> dict[str, Any]:
         """What processes that call it together must have in common."""
@@ -214,7 +307,7 @@ class ForwardGradient:
 
     def __getstate__(self) -> dict[str, Any]:
         """For copy and pickle: all but the plans, which are made anew."""
-        return self.__dict__ | {"_known": replace(self._known, plans=KeptPlans())}
+        return self.__dict__ | {"_known": replace(self._known, plans=KeptPlans()), "_compiled": None}
 
     # -- passes -----------------------------------------------------------------------------------------------------
 
@@ -247,32 +340,20 @@ class ForwardGradient:
         self, plan: NoisePlan, passes: Passes, noise: Noise, control: ControlVariate | None, meeting: Meeting
     ) -> tuple[Tensor, Any]:
         """Both passes. Raises Changed where the program is another one, before a gradient is touched."""
+        one = self._estimate_by(plan, noise, control, meeting)
+        due = not (capturing() or plan.noisy) and plan.age % self._probe_every == 0
+        look = partial(_warn_of_noise, plan) if due else None
+        run = partial(two_passes, passes, one, partial(self._check, plan), look)
+        return run() if plan.whole is None else self._together(meeting, one, run)
+
+    def _estimate_by(self, plan: NoisePlan, noise: Noise, control: ControlVariate | None, meeting: Meeting) -> Estimate:
         noise, width = self._placed(plan, noise, meeting)
-        if not plan.sites:
-            return self._together(
-                meeting, plan, None, lambda: passes.collect(plan, noise, None, 1, lambda: self._check(plan))
-            )
         count = width.tangents(plan)
-        readout, prediction = _looked_at(plan, control, count)
-        if prediction is not None:
+        readout, prediction = looked_at(plan, None if control is None else control.learned, count)
+        if isinstance(prediction, Prediction):
             prediction.lessons = Lessons() if meeting.together else None
-        statistics = Statistics(plan, prediction, self.batch_norm == "exact") if plan.norms else None
-        chunk = width.of(plan, 0 if prediction is None else prediction.held)
-        parts = []
-        for start in range(0, count, chunk):
-            stop = min(start + chunk, count)
-            rows = partial(_drawn, noise, start, stop)
-            parts.append(passes.carry(plan, rows, stop - start, True, readout, prediction, statistics))
-        self._check(plan)
-        scalars = torch.cat(parts) / (count * plan.total)
-        if prediction is not None:
-            prediction.begin()
-        if statistics is not None:
-            statistics.close(count)
-            if not capturing() and plan.age % self._probe_every == 0:
-                _warn_of_noise(plan, statistics)
-        collect = partial(passes.collect, plan, noise, scalars, chunk, prediction=prediction, statistics=statistics)
-        return self._together(meeting, plan, prediction, collect)
+        chunk = width.of(plan, prediction.held) if plan.sites else 1
+        return Estimate(plan, noise, noise, count, chunk, readout, prediction, self.batch_norm == "exact")
 
     def _placed(self, plan: NoisePlan, noise: Noise, meeting: Meeting) -> tuple[Noise, Width]:
         """The noise of these samples, and how many tangents, where they are a part of a batch."""
@@ -285,29 +366,21 @@ class ForwardGradient:
             width = replace(width, samples=plan.tangents_for(shard.numbers, shard.total))
         return Sharded(noise, plan, shard.offset, shard.total), width
 
-    def _together(
-        self,
-        meeting: Meeting,
-        plan: NoisePlan,
-        prediction: Prediction | None,
-        collect: Callable[[], tuple[Tensor, Any]],
-    ) -> tuple[Tensor, Any]:
-        """The last pass. Of a part of a batch all is added to ``.grad`` at once, what other processes found as well."""
-        if plan.whole is None:
-            return collect()
-        sites = [] if prediction is None else [*prediction.sites]
+    def _together(self, meeting: Meeting, one: Estimate, run: Callable[[], tuple[Tensor, Any]]) -> tuple[Tensor, Any]:
+        """The passes of a part of a batch: to ``.grad`` all is added at once, what other processes found as well."""
+        lessons = one.prediction.lessons if isinstance(one.prediction, Prediction) else None
         with self._parameters.apart() as found:
-            losses, aux = collect()
-            lessons = [] if prediction is None or prediction.lessons is None else prediction.lessons.parts()
-            gradients, tag = found(), tag_of([plan.name, sites])
-        sums = meeting.sums(tag, losses, lambda: [*gradients, *lessons])
+            losses, aux = run()
+            gradients, tag = found(), tag_of([one.plan.name, [*one.prediction.sites]])
+        learned = [] if lessons is None else lessons.parts()
+        sums = meeting.sums(tag, losses, lambda: [*gradients, *learned])
         if sums is None:
-            plan.due = True  # what the samples are was looked for in vain, where they were not finite
+            one.plan.due = True  # what the samples are was looked for in vain, where they were not finite
             self._parameters.accumulate([torch.full_like(gradient, torch.nan) for gradient in gradients])
             return losses, aux
         self._parameters.accumulate(sums[: len(gradients)])
-        if prediction is not None and prediction.lessons is not None:
-            prediction.settle(sums[len(gradients) :])
+        if lessons is not None and isinstance(one.prediction, Prediction):
+            one.prediction.settle(sums[len(gradients) :])
         return losses, aux
 
     def _check(self, plan: NoisePlan) -> None:
@@ -326,20 +399,21 @@ class ForwardGradient:
 
     def _check_coupled(self, plan: NoisePlan) -> None:
         coupled = [site for site in plan.sites if site.coupled]
+        together = [site for site in coupled if site.layout is None]  # not by a batch norm, of which more is known
+        if together and together[0].where not in self._told:
+            self._told.add(together[0].where)
+            log.warning(
+                "the samples of a forward gradient are coupled at the output of %s, where noise costs %d times as "
+                "much; avoid what couples them, if it is not the loss itself",
+                together[0].where,
+                plan.samples,
+            )
         if coupled and self.coupled == "raise":
             site = coupled[0]
             raise CoupledSamples(
                 f"other samples' losses depend on a sample's entries of {tuple(site.shape)}, the output of "
                 f"{site.where}; expected {plan.samples} samples that do not interact, or coupled='sum'."
             )
-
-
-def _looked_at(plan: NoisePlan, control: ControlVariate | None, count: int) -> tuple[Readout | None, Prediction | None]:
-    """What is seen of the loss's input, where that is of use, and predicted of its ``count`` tangents."""
-    readout = None if plan.tail is None else Readout(plan)
-    prediction = None if control is None else control.of(plan, readout, count)
-    useless = prediction is None and plan.tokens is None
-    return None if useless else readout, prediction
 
 
 def _warn_of_noise(plan: NoisePlan, statistics: Statistics) -> None:
@@ -354,12 +428,8 @@ def _warn_of_noise(plan: NoisePlan, statistics: Statistics) -> None:
             f"of all later ones, have {share:.3g} times the power of all else; expected more samples in a batch, or "
             "batch_norm='bounded' for more than two norms.",
             UserWarning,
-            stacklevel=6,
+            stacklevel=users_level(),
         )
-
-
-def _drawn(noise: Noise, start: int, stop: int, site: Site, like: Tensor) -> Tensor:
-    return noise.rows(site.number, start, stop, like)
 
 
 @contextlib.contextmanager
@@ -401,7 +471,7 @@ def forward_gradient(
     loss_fn: Callable[..., Any],
     params: Params,
     *batch: Any,
-    samples: int = 1,
+    samples: int | None = None,
     estimator: str = "activation",
     seed: int = 0,
     step: int | None = None,
@@ -421,10 +491,11 @@ def forward_gradient(
     result is (mean, aux).
 
     ``estimator`` is "activation", tangents of each layer's output, or "weight", tangents of the weights. ``samples``
-    tangents are carried ``chunk_size`` at a time, or as many as fit into ``memory``. Where the samples of a batch
-    interact, the sum of all losses multiplies a tangent, or ``coupled="raise"`` raises. With ``control`` a call also
-    learns from those before it; without it, the result depends on (seed, step) alone. ``batch_norm="exact"`` is
-    unbiased through any number of batch norms, and with more than a few of them mostly noise.
+    tangents, by default 8 to 32 as :class:`ForwardGradient` has them, are carried ``chunk_size`` at a time, or as many
+    as fit into ``memory``. Where the samples of a batch interact, the sum of all losses multiplies a tangent, or
+    ``coupled="raise"`` raises. With ``control`` a call also learns from those before it; without it, the result depends
+    on (seed, step) alone. ``batch_norm="exact"`` is unbiased through any number of batch norms, and with more than a
+    few of them mostly noise.
 
     Example:
         >>> w = torch.ones(3, requires_grad=True)

@@ -18,6 +18,7 @@ from ..ad.run.replay import Replay
 from ..directions import Gaussian, Plane
 from ..parallel.shards import Meeting
 from .passes.kept_plans import Width
+from .plan.noise_plan import FEWEST
 from .program.loss_program import LossProgram
 from .program.parameters import Parameters, accumulate
 
@@ -49,12 +50,11 @@ def weight_gradient(
     allow_unused: bool,
     meeting: Meeting,
 ) -> tuple[Tensor, object]:
-    """Add sum_j (v_j . g) v_j / J with normal v_j to every ``.grad``; the losses, and what came with them.
+    """Add sum_j (v_j . g) v_j / J with Gaussian v_j to every ``.grad``; the losses, and what came with them.
 
     g is the gradient of the mean loss, v_j . g its slope: J tangents carried by forward passes, some at a time.
     """
-    samples = width.samples
-    assert samples is not None
+    samples = width.samples or FEWEST  # there are no activations that could say how many
     leaves = [leaf.detach() for leaf in parameters.tensors]
     drawn = Gaussian(samples).draw(Plane(seed, step, 0, leaves, list))
     devices = [leaf.device for leaf in leaves]
@@ -77,8 +77,13 @@ def weight_gradient(
     sums = meeting.sums(0.0, jet.primal, lambda: [found])
     weights = (torch.full_like(found, torch.nan) if sums is None else sums[0]) / samples
     for position, leaf in enumerate(leaves):
-        for start in range(0, samples, size or samples):
-            some = weights[start : start + (size or samples)]
-            rows = drawn.rows(position, leaf, start, start + some.shape[0])
-            accumulate(parameters.tensors[position], torch.tensordot(some.to(rows), rows, dims=1))
+        _accumulate(parameters.tensors[position], drawn, position, leaf, weights, size or samples)
     return jet.primal, aux
+
+
+def _accumulate(parameter: Tensor, drawn: Directions, position: int, leaf: Tensor, weights: Tensor, chunk: int) -> None:
+    """Add the sum of the directions (J, *S) of a parameter, times their weights (J,), so many at a time."""
+    for start in range(0, weights.shape[0], chunk):
+        some = weights[start : start + chunk]
+        rows = drawn.rows(position, leaf, start, start + some.shape[0])
+        accumulate(parameter, torch.tensordot(some.to(rows), rows, dims=1))

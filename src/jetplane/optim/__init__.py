@@ -1,4 +1,4 @@
-"""Optimizers that search a plane: directions x curvature x solver, with the manners of torch.optim."""
+"""Optimizers that search a subspace: directions, a curvature and a solver, with the interface of torch.optim."""
 
 from .acceptance import Acceptance
 from .horizon import HorizonAdam, HorizonReport
@@ -7,9 +7,11 @@ from .named import FGD, FoMoH, FoMoHBP, FoMoHKD, GaussNewtonSearch, Newton
 from .reports import Report
 from .result import Ending, Result
 from .search import HyperplaneSearch
+from .zeroth_order import FZOO, MeZO, ZerothOrder
 
 __all__ = [
     "FGD",
+    "FZOO",
     "Acceptance",
     "Ending",
     "FoMoH",
@@ -19,8 +21,10 @@ __all__ = [
     "HorizonAdam",
     "HorizonReport",
     "HyperplaneSearch",
+    "MeZO",
     "Newton",
     "Report",
     "Result",
+    "ZerothOrder",
     "minimize",
 ]

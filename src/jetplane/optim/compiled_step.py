@@ -7,10 +7,9 @@ beyond that, is in one :class:`Call`.
 
 from __future__ import annotations
 
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,14 +17,16 @@ import torch
 from torch import Tensor
 
 from ..ad import _torch
-from ..compiler.capture import Captured, Compiled, Graph, Run, compiled, identity, single, single_with_aux
+from ..ad.run.casting import Casts
+from ..compiler.capture import Compiled, Graph, Run, compiled
+from ..compiler.programs import Programs
+from ..compiler.replayed import Replayed, repeated
+from ..compiler.several import Several
 from ..directions import Memory
 from ..errors import CaptureFailed
 from ..solvers.adopted import Called, traces
-from .casting import Casts
 from .device_numbers import DeviceNumbers
 from .moving import Moving
-from .replayed import Replayed, repeated
 from .reports import Packing, Reports
 from .step_settings import Numbers, StepSettings
 from .step_traced import Frame, Notes, take
@@ -54,14 +55,6 @@ def refuse(settings: StepSettings) -> None:
         raise ValueError(f"the solver {name} asks the host; expected one with a method traced with compile=True.")
 
 
-_TOO_MANY = (
-    "is compiled for as many kinds of inputs as torch allows, and is run as it is for any other, which is slow: its "
-    "shapes, modes or numbers of Python keep changing. Keep to a few shapes (drop the last batch where it is smaller, "
-    "or pad), hand over numbers that change as tensors, or raise torch._dynamo.config.recompile_limit before the first "
-    "step."
-)
-
-
 @dataclass
 class Call:
     """One call of a compiled step, on both sides of the program between them."""
@@ -69,29 +62,15 @@ class Call:
     moving: Moving
     memory: list[Tensor]  # of the directions: all of one name after all of another
     numbers: DeviceNumbers
-    first: tuple[Any, ...]  # the batch of the first step, as the program sees it
-    batches: tuple[Any, ...]  # those of all steps
-    count: int
-    # what the graph finds:
-    made: tuple[Tensor, Packing] | None = None  # the reports
-    stacked: dict[Tensor, Tensor] = field(default_factory=dict)  # by an output of the first step: those of all steps
-
-    def fed(self, inputs: Sequence[Tensor]) -> dict[int, Tensor]:
-        """By place among the inputs, the batches of all steps."""
-        given = {one: batch for one, batch in zip(self.first, self.batches, strict=True) if isinstance(one, Tensor)}
-        return {place: given[tensor] for place, tensor in enumerate(inputs) if tensor in given}
-
-    def every(self, value: Any) -> Any:
-        """What all steps gave, for what the first one gave."""
-        return self.stacked.get(value, value) if isinstance(value, Tensor) else value
+    several: Several
+    made: tuple[Tensor, Packing] | None = None  # what the graph finds: the reports
 
 
 class CompiledStep:
     """The steps of one optimizer as graphs, one for each program and signature."""
 
     def __init__(self) -> None:
-        self._programs: OrderedDict[Any, Captured | None] = OrderedDict()  # None: one that cannot be captured
-        self._full: set[Any] = set()  # those that no further signature is compiled for
+        self._programs = Programs(self._build)
         self._settings: StepSettings
         self._baked: list[Any] = []  # all that the steps have baked in
         self._numbers: DeviceNumbers | None = None
@@ -112,42 +91,21 @@ class CompiledStep:
 
         None where the program has to be run as it is, and no step was taken.
         """
-        key = identity(func), casts, has_aux
-        program = self._program(key, single_with_aux if has_aux else single)
-        if program is None:
+        if self._programs.gave_up(func, casts, has_aux):
             return None
         numbers = self._up_to_date(now, moving)
         kept = [tensor for tensors in memory.values() for tensor in tensors]
-        first = tuple(batch[0] if isinstance(batch, Tensor) else batch for batch in batches)
-        call = self._call = Call(moving, kept, numbers, first, batches, count)
+        several = Several.of(batches, count)
+        call = self._call = Call(moving, kept, numbers, several)
         try:
-            returned = program(casts.around(func), first)
-        except CaptureFailed as error:
-            self._tell(key, getattr(func, "__qualname__", type(func).__name__), error)
-            return None
+            returned = self._programs.call(func, casts.around, casts, several.first, has_aux)
         finally:
             del self._call
+        if returned is None:
+            return None
         numbers.advance(count)
         assert call.made is not None
-        return Reports(*call.made, _torch.pytree.tree_map(call.every, returned[1]) if has_aux else None)
-
-    def _program(self, key: Any, reading: Callable[..., Any]) -> Captured | None:
-        if key not in self._programs:
-            self._programs[key] = Captured(self._build, reading)
-            if len(self._programs) > _KEPT:
-                self._programs.popitem(last=False)
-        self._programs.move_to_end(key)
-        return self._programs[key]
-
-    def _tell(self, key: Any, name: str, error: CaptureFailed) -> None:
-        """Warn of a program that is run as it is, once."""
-        if type(error.__cause__).__name__ == "FailOnRecompileLimitHit":  # what is compiled already stays in use
-            if key not in self._full:
-                self._full.add(key)
-                warnings.warn(f"{name} {_TOO_MANY}", stacklevel=7)
-            return
-        self._programs[key] = None
-        warnings.warn(f"{name} cannot be compiled and is run as it is: {error}.", stacklevel=7)
+        return Reports(*call.made, _torch.pytree.tree_map(several.every, returned[1]) if has_aux else None)
 
     @property
     def bad(self) -> int:
@@ -172,7 +130,6 @@ class CompiledStep:
         """Forget the steps that were compiled."""
         refuse(settings)
         self._programs.clear()
-        self._full.clear()
         self._settings, self._baked = settings, _baked(settings, moving, groups)
         self._scaled, self._numbers = groups > 1, None
 
@@ -205,11 +162,10 @@ class CompiledStep:
                     "the program reads other parameters than those it was compiled with; expected the optimizer's."
                 )
             call = self._call
-            *outputs, packed = many([*inputs, *call.memory, *call.numbers.tensors], call.fed(inputs), call.count)
+            fed = call.several.fed(inputs)
+            *outputs, packed = many([*inputs, *call.memory, *call.numbers.tensors], fed, call.several.count)
             call.made = packed, packing
-            once = [output[0] for output in outputs]
-            call.stacked = dict(zip(once, outputs, strict=True))
-            return once
+            return call.several.keep(outputs)
 
         return step
 

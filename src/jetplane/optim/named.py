@@ -42,7 +42,7 @@ class Options(TypedDict, total=False):
 
 
 class FGD(HyperplaneSearch):
-    """Forward gradient descent: theta -= lr * mean_k (v_k . grad f) v_k with normal v_k.
+    """Forward gradient descent: theta -= lr * mean_k (v_k . grad f) v_k with Gaussian v_k.
 
     The mean over directions is an unbiased estimate of the gradient, for any K.
 
@@ -61,7 +61,7 @@ class FGD(HyperplaneSearch):
 
 
 class FoMoH(HyperplaneSearch):
-    """Forward-mode second-order line search: theta -= lr * (v . grad f) / (|v^T H v| + eps) v with a normal v.
+    """Forward-mode second-order line search: theta -= lr * (v . grad f) / (|v^T H v| + eps) v with a Gaussian v.
 
     Example:
         >>> x = torch.tensor([3.0, 4.0], requires_grad=True)
@@ -102,12 +102,12 @@ class FoMoHBP(HyperplaneSearch):
 
 
 class FoMoHKD(HyperplaneSearch):
-    """Newton's step in the plane of K normal directions: theta -= lr * V^T (V H V^T)^-1 V grad f.
+    """Newton's step in the subspace of K Gaussian directions: theta -= lr * V^T (V H V^T)^-1 V grad f.
 
     The paper's solver goes to the stationary point of the plane, which is a maximum or a saddle where the projected
     Hessian is not positive definite; the step of ``solver=SaddleFree()`` (or LevenbergMarquardt) goes downhill always,
     and with TrustRegion, Cubic or Damped the loss does not rise either, for a step that would raise it is not taken.
-    ``directions`` other than K normal ones are a family, or a list such as [PreviousStep(), Gaussian(2)], and
+    ``directions`` other than K Gaussian ones are a family, or a list such as [PreviousStep(), Gaussian(2)], and
     ``curvature`` another part, or its name.
 
     Example:
@@ -135,14 +135,14 @@ class FoMoHKD(HyperplaneSearch):
 
 
 class GaussNewtonSearch(HyperplaneSearch):
-    """Gauss-Newton steps in the plane of past steps, averaged over some horizons, and directions of rank one.
+    """Damped Gauss-Newton steps in a subspace: averages of past steps over several horizons, and rank-one directions.
 
     There is nothing to tune: damping follows how well the model predicts, and a step that would raise the loss of its
     batch is not taken. Only a part of the way to the plane's minimum is gone (``LevenbergMarquardt.relaxation``): 0.15
     from 32 directions on, more with fewer, and all of it where they span the space. ``lr`` is a factor on top, for
     schedulers. ``k`` is 64 by default; where the parameters have few entries a quarter of them, but at least 32 or all.
     Up to four directions, and not more than half, remember. The others are :class:`jetplane.directions.RankOne`, which
-    cost little, or normal ones where there are few for each layer or nearly as many as entries.
+    cost little, or Gaussian ones where there are few for each layer or nearly as many as entries.
 
     Example:
         >>> model, x = torch.nn.Linear(3, 2), torch.randn(8, 3)

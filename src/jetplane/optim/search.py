@@ -1,4 +1,4 @@
-"""The optimizer: directions x curvature x solver, with the manners of torch.optim. :mod:`.step` is what a step does."""
+"""The optimizer: directions, a curvature and a solver, with the interface of torch.optim. :mod:`.step` has the step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ import torch
 from torch import Tensor
 
 from ..ad import _torch
+from ..ad.engine.locate import users_level
+from ..ad.run.casting import casts_around, uncast
 from ..ad.run.passes import check_leaf
+from ..compiler.several import alone, entries, stacked
 from ..curvature import Curvature, find
 from ..directions import Family, Memory, Mixed
 from ..directions.earlier import adopted as adopted_family
@@ -23,7 +26,6 @@ from ..parallel.processes import named
 from ..solvers import Solver, Status
 from ..solvers.adopted import adopted as adopted_solver
 from .acceptance import Acceptance, Choice, chosen
-from .casting import casts_around, uncast
 from .closures import Closures, as_closures
 from .fitting import Fitting
 from .moving import Moving, check_distinct, check_group, check_together, check_whole, labels, listed, moving_of
@@ -32,6 +34,7 @@ from .slots import recall
 from .stalling import explain
 from .step import take
 from .step_settings import Numbers, StepSettings
+from .watching import NOBODY, Watcher
 
 if TYPE_CHECKING:
     from .compiled_step import CompiledStep
@@ -87,6 +90,7 @@ class HyperplaneSearch(torch.optim.Optimizer):
     """
 
     _warned = False  # that steps are rejected
+    _watcher: Watcher = NOBODY  # of the steps; a copy has none
 
     def __init__(
         self,
@@ -225,9 +229,10 @@ class HyperplaneSearch(torch.optim.Optimizer):
         averages = self._averages(moving, weight, len(closures), batch)
         if not moving.tensors:
             return self._stay(closures, has_aux, averages)
+        self._watcher.before(self._numbers, compiled=self.compile)
         if self.compile and len(closures) == 1 and averages.weights is None:
             one = closure if callable(closure) else closure[0]
-            reports = self._compiled_steps(one, _one_step(batch), 1, moving, has_aux)
+            reports = self._compiled_steps(one, alone(batch), 1, moving, has_aux)
             if reports is not None:
                 return reports.loss[0]
             self._fetch()
@@ -236,7 +241,8 @@ class HyperplaneSearch(torch.optim.Optimizer):
         apart = settings.samples_apart
         program = Closures(closures, moving.tensors, moving.labels, settings.repeats, has_aux, apart, averages)
         with torch.no_grad(), uncast(casts):
-            self._report, after = take(settings, self._numbers, program, moving, self._memory(moving))
+            memory = self._memory(moving)
+            self._report, after = take(settings, self._numbers, program, moving, memory, self._watcher)
         self._note(after, averages)
         self._crew.check(after.step, moving.tensors)
         return self._report.loss
@@ -268,9 +274,10 @@ class HyperplaneSearch(torch.optim.Optimizer):
         The same as as many calls of :meth:`step`. With ``compile`` on CUDA the host only launches them, and waits for
         nothing.
         """
-        count = _count_steps(closure, batches)
+        count = entries(closure, batches)
         moving = self._checked()
         if self.compile and moving.tensors:
+            self._watcher.before(self._numbers, compiled=True)
             reports = self._compiled_steps(closure, batches, count, moving, has_aux)
             if reports is not None:
                 self._opt_called = True  # torch's schedulers look whether there was a step before theirs
@@ -279,7 +286,7 @@ class HyperplaneSearch(torch.optim.Optimizer):
         for number in range(count):
             self.step(closure, *(batch[number] for batch in batches), has_aux=has_aux)
             taken.append(self.report)
-        aux = _torch.pytree.tree_map(_stacked, *(one.aux for one in taken)) if has_aux else None
+        aux = _torch.pytree.tree_map(stacked, *(one.aux for one in taken)) if has_aux else None
         return Reports.of(taken, aux)
 
     def _stay(self, closures: list[Callable[[], Any]], has_aux: bool, averages: Averages) -> Tensor:
@@ -360,7 +367,7 @@ class HyperplaneSearch(torch.optim.Optimizer):
         # a solver with a state is on its way to one whose steps are good enough
         if not self._warned and self._settings.solver.init() is None:
             self._warned = True
-            warnings.warn(explain(count, status), stacklevel=6)
+            warnings.warn(explain(count, status), stacklevel=users_level())
 
     def _memory(self, moving: Moving) -> Memory:
         """What directions remember."""
@@ -412,26 +419,3 @@ def _check_options(
         check_whole("chunk_size", chunk_size, 1)
         if memory is not None:
             raise ValueError(f"chunk_size is {chunk_size} and memory is {memory!r}; expected one of them.")
-
-
-def _count_steps(closure: Any, batches: Sequence[Any]) -> int:
-    """How many steps the batches are for."""
-    if not callable(closure):
-        raise TypeError(f"steps got {type(closure).__name__}; expected a function of a batch that returns the loss.")
-    counts = {batch.shape[0] if isinstance(batch, Tensor) and batch.ndim else None for batch in batches}
-    if len(counts) != 1 or None in counts:
-        shapes = [tuple(b.shape) if isinstance(b, Tensor) else type(b).__name__ for b in batches]
-        raise ValueError(f"the batches are {shapes}; expected tensors with a first axis of one length, the steps.")
-    (count,) = counts
-    if not count:
-        raise ValueError("the batches have no entries; expected at least one step.")
-    return int(count)
-
-
-def _one_step(batch: Sequence[Any]) -> tuple[Any, ...]:
-    """A batch as the only one of several steps."""
-    return tuple(part.unsqueeze(0) if isinstance(part, Tensor) else part for part in batch)
-
-
-def _stacked(*values: Any) -> Any:
-    return torch.stack(values) if isinstance(values[0], Tensor) else list(values)

@@ -27,8 +27,9 @@ from .reports import Report
 from .scaled import Held, Scaled, clipped, update
 from .sizes import advantage
 from .step_settings import Numbers, StepSettings
+from .watching import NOBODY, Moved, Watcher
 
-__all__ = ["accept", "apply", "draw", "learn", "report", "solve", "sweep", "take"]
+__all__ = ["accept", "apply", "draw", "learn", "moves", "report", "solve", "sweep", "take"]
 
 _FEW = 1 << 14  # entries of all directions up to which they are kept for the update: to make them anew takes longer
 _FEW_DIRECTIONS = 4  # up to which Python's own arithmetic is faster than tensors
@@ -68,7 +69,12 @@ class Accepted(NamedTuple):
 
 
 def take(
-    settings: StepSettings, now: Numbers, closures: Closures, moving: Moving, memory: Memory
+    settings: StepSettings,
+    now: Numbers,
+    closures: Closures,
+    moving: Moving,
+    memory: Memory,
+    watcher: Watcher = NOBODY,
 ) -> tuple[Report, Numbers]:
     """Take one step. Returns its report, and the numbers after it."""
     drawn = draw(settings, now, closures, moving, memory)
@@ -81,6 +87,9 @@ def take(
         size = learn(settings, now, closures, memory, drawn, swept, solved, accepted)
     bad = 0 if status in HEALTHY else now.bad + 1
     after = Numbers(now.seed, now.step + 1, bad, accepted.solver_state, size)
+    slopes, loss = [model.slope for model in swept.measured], swept.measured[0].loss
+    made = solved.coefficients, accepted.factor, slopes, closures.used, swept.size
+    watcher.after(Moved(now, after, moving, status, loss, *made))
     return report(closures, drawn, swept, solved, accepted, status), after
 
 
@@ -120,14 +129,22 @@ def solve(
     coefficients, status = [step.coefficients for step in steps], _status(steps, swept.models)
     if status is not Status.OK:
         return Solved(status, coefficients, [])
-    shares = [(plane, c * (drawn.rate / len(steps))) for plane, c in zip(drawn.planes, coefficients, strict=True)]
-    deltas = update(shares, moving.tensors, closures.used, swept.size)
+    deltas = moves(drawn, coefficients, moving, closures.used, swept.size)
     if not finite(deltas):
         return Solved(Status.NONFINITE, coefficients, deltas)
     if settings.clip is None:
         return Solved(status, coefficients, deltas)
     (factor,) = averages.agreed(partial(_clipped, deltas, settings.clip), 1)
     return Solved(status, coefficients, deltas, factor)
+
+
+def moves(
+    drawn: Drawn, coefficients: Sequence[Tensor], moving: Moving, used: Sequence[bool], block: int | None
+) -> list[Tensor]:
+    """The update, one tensor for each parameter: the mean over planes of lr * sum_k c_k v_k."""
+    rate = drawn.rate / len(coefficients)
+    shares = [(plane, c * rate) for plane, c in zip(drawn.planes, coefficients, strict=True)]
+    return update(shares, moving.tensors, used, block)
 
 
 def accept(
@@ -150,8 +167,10 @@ def accept(
     return Accepted(Status.REJECTED, factor, actual, state)
 
 
-def apply(accepted: Accepted, solved: Solved, closures: Closures, moving: Moving, *, keep: bool) -> Status:
-    """Move the parameters, or none of them where one would not be finite.
+def apply(
+    accepted: Accepted, solved: Solved, closures: Closures, moving: Moving, *, keep: bool, known: bool = False
+) -> Status:
+    """Move the parameters, or none of them where one would not be finite; ``known`` says that none would.
 
     Multiplies the update by its factor; and overwrites it, unless it is to be kept.
     """
@@ -163,7 +182,7 @@ def apply(accepted: Accepted, solved: Solved, closures: Closures, moving: Moving
     kept = [1.0 - lr * decay for lr, decay in zip(moving.lrs, moving.decays, strict=True)]
     chosen = list(compress(zip(moving.tensors, solved.deltas, kept, strict=True), closures.used))
     ends = [torch.add(delta, leaf, alpha=part, out=None if keep else delta) for leaf, delta, part in chosen]
-    if not finite(ends):
+    if not (known or finite(ends)):
         return Status.NONFINITE
     for (leaf, *_), end in zip(chosen, ends, strict=True):
         leaf.copy_(end)

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, distributed
 
+from ..ad.engine.locate import users_level
 from ..errors import LostProcess, ProcessesDiffer
 
 __all__ = ["Processes", "processes_of", "say_alone"]
@@ -202,7 +203,7 @@ def say_alone(name: str) -> None:
             "parameters will differ between them where batches do. Expected "
             "process_group=torch.distributed.group.WORLD for steps that all take together.",
             UserWarning,
-            stacklevel=5,
+            stacklevel=users_level(),
         )
 
 

@@ -10,6 +10,7 @@ from .damped import Damped
 from .inverse import JitteredInverse
 from .line import AbsoluteCurvature, NegativeSlope
 from .marquardt import LevenbergMarquardt
+from .names import find
 from .spectral import SaddleFree, SoftAbs
 from .traced import TracedStep
 from .trust import TrustRegion
@@ -33,4 +34,5 @@ __all__ = [
     "TracedStep",
     "TrustRegion",
     "adaptive",
+    "find",
 ]

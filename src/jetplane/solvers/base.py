@@ -187,9 +187,8 @@ def _decrease(plain: Quadratic, coefficients: Tensor, ordinary: bool) -> Tensor:
     """The model's decrease."""
     if ordinary or not _finite(coefficients):
         return plain.decrease(coefficients)
-    c = _fractions(coefficients)
-    bent = [_exact_dot(_fractions(row), c) for row in plain.curvature]
-    decrease = -(_exact_dot(_fractions(plain.slope), c) + _exact_dot(bent, c) / 2)
+    curvature = [_fractions(row) for row in plain.curvature]
+    decrease = Quadratic.decrease_of(_fractions(plain.slope), curvature, _fractions(coefficients))
     try:
         return coefficients.new_tensor(float(decrease))
     except OverflowError:

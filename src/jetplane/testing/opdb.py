@@ -8,7 +8,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,6 +36,10 @@ class Outcome:
     worst: float = 0.0  # largest relative error among them
     note: str = ""
     skipped: int = field(default=0, repr=False)
+
+    def refuse_complex(self) -> None:
+        """A sample is complex; what was found of others stays."""
+        self.status = COMPLEX if self.status == UNTESTED else self.status
 
 
 def entries(dtype: torch.dtype = torch.float64, device: str = "cpu") -> list[Any]:
@@ -120,7 +124,7 @@ def _check_sample(op: Any, sample: Any, outcome: Outcome, dtype: torch.dtype, k:
     """Compare one sample, of which leaf ``number`` alone is perturbed, or all of them."""
     leaves = _leaves(sample)
     if any(t.is_complex() for t in leaves):
-        outcome.status = COMPLEX if outcome.status == UNTESTED else outcome.status
+        outcome.refuse_complex()
         return
     if not leaves:
         outcome.skipped += 1
@@ -130,41 +134,61 @@ def _check_sample(op: Any, sample: Any, outcome: Outcome, dtype: torch.dtype, k:
         leaves = _leaves(sample)
     if number is not None:
         leaves = leaves[number : number + 1]
-    program = _program(op, sample)
     directions = _directions(leaves, k)
-    try:
-        expected = double_backward(program, leaves, directions)
-        truth = _truth(op, sample, expected, directions, number)
-    except _Complex:
-        outcome.status = COMPLEX if outcome.status == UNTESTED else outcome.status
+    wanted = _wanted(op, sample, outcome, leaves, directions, number)
+    actual = None if wanted is None else _actual(op, sample, outcome, leaves, directions)
+    if wanted is None or actual is None:
         return
-    except (RuntimeError, NotImplementedError, ValueError) as error:
-        outcome.skipped += 1
-        outcome.note = outcome.note or f"no oracle: {str(error).splitlines()[0][:80]}"
-        return
-    try:
-        with perturb(leaves, directions, allow_unused=True) as jets:
-            loss = program()
-        actual = jets.quadratic(loss)
-    except MissingRule as error:
-        outcome.status, outcome.note = MISSING, error.op
-        return
-    except JetplaneError as error:
-        outcome.status, outcome.note = (COMPLEX if "complex" in str(error) else REFUSED), str(error)[:80]
-        return
-    if not bool(truth.loss.isfinite()):
+    if not bool(wanted.truth.loss.isfinite()):
         outcome.skipped += 1  # derivatives of nan
         return
     outcome.samples += 1
-    distance = _distance(actual, truth)
+    distance = _distance(actual, wanted.truth)
     coarsest = max((dtype, actual.loss.dtype, *(t.dtype for t in leaves)), key=lambda d: torch.finfo(d).eps)
     # In short dtypes cancellation can leave few digits; then backward over backward has no more of them.
-    tolerance = max(TOLERANCE[coarsest], 0.0 if truth is expected else 10 * _distance(expected, truth))
-    if distance > tolerance and _settled_by_differences(op, sample, actual, truth, number):
+    tolerance = max(TOLERANCE[coarsest], wanted.spread)
+    if distance > tolerance and _settled_by_differences(op, sample, actual, wanted.truth, number):
         outcome.note = "double backward contradicts finite differences, which agree with jetplane"
         distance = 0.0
     outcome.worst = max(outcome.worst, distance)
     outcome.status = EXACT if distance <= tolerance else WRONG
+
+
+class _Wanted(NamedTuple):
+    """What an oracle says of a sample."""
+
+    truth: Quadratic
+    spread: float  # how far its own dtype may be from it
+
+
+def _wanted(
+    op: Any, sample: Any, outcome: Outcome, leaves: list[Tensor], directions: list[Tensor], number: int | None
+) -> _Wanted | None:
+    """What to compare with; None where there is no oracle, which is noted."""
+    try:
+        expected = double_backward(_program(op, sample), leaves, directions)
+        truth = _truth(op, sample, expected, directions, number)
+    except _Complex:
+        outcome.refuse_complex()
+        return None
+    except (RuntimeError, NotImplementedError, ValueError) as error:
+        outcome.skipped += 1
+        outcome.note = outcome.note or f"no oracle: {str(error).splitlines()[0][:80]}"
+        return None
+    return _Wanted(truth, 0.0 if truth is expected else 10 * _distance(expected, truth))
+
+
+def _actual(op: Any, sample: Any, outcome: Outcome, leaves: list[Tensor], directions: list[Tensor]) -> Quadratic | None:
+    """What the engine says; None where it refuses, which is noted."""
+    try:
+        with perturb(leaves, directions, allow_unused=True) as jets:
+            loss = _program(op, sample)()
+        return jets.quadratic(loss)
+    except MissingRule as error:
+        outcome.status, outcome.note = MISSING, error.op
+    except JetplaneError as error:
+        outcome.status, outcome.note = (COMPLEX if "complex" in str(error) else REFUSED), str(error)[:80]
+    return None
 
 
 def _truth(op: Any, sample: Any, expected: Quadratic, directions: list[Tensor], number: int | None) -> Quadratic:

@@ -33,6 +33,7 @@ def test_the_engine_may_ask_where_there_is_no_boundary(monkeypatch: pytest.Monke
 
 ROWS = torch.tensor([2, 0, 2])
 MASK = torch.tensor([True, False, True, True])
+START = torch.linspace(0.2, 1.8, 12, dtype=torch.float64).reshape(4, 3)
 
 
 @pytest.mark.parametrize(
@@ -46,10 +47,17 @@ MASK = torch.tensor([True, False, True, True])
         lambda w: torch.nn.functional.embedding(ROWS, w).cosh().sum(),
         lambda w: (w[ROWS] * w[:3]).square().sum(),
         lambda w: (w[ROWS] - torch.ones(3, 3, dtype=w.dtype)).pow(4).sum(),
+        lambda w: torch.lerp(w, START, 0.3).pow(4).sum(),
+        lambda w: torch.atan2(w, START).square().sum(),
+        lambda w: torch.addcmul(w, START, START).square().sum(),
+        lambda w: torch.clamp(w, max=START).square().sum(),
+        lambda w: w.clamp(min=torch.tensor(-0.5, dtype=w.dtype)).pow(4).sum(),
+        lambda w: w.masked_fill(START > 1, 0.0).exp().sum(),
+        lambda w: torch.where(START > 1, w, 2.0).pow(4).sum(),
     ],
 )
 @pytest.mark.parametrize("chunk_size", [None, 2])
-def test_a_penalty_on_some_entries_is_exact(penalty: Callable[[Tensor], Tensor], chunk_size: int | None) -> None:
+def test_a_penalty_on_entries_is_exact(penalty: Callable[[Tensor], Tensor], chunk_size: int | None) -> None:
     torch.manual_seed(0)
     x, w, v = (torch.randn(*shape, dtype=torch.float64) for shape in ((5, 4), (4, 3), (3, 4, 3)))
     labels = torch.tensor([0, 2, 1, 1, 0])

@@ -37,3 +37,16 @@ def test_a_missing_rule_names_op_module_line_and_remedy() -> None:
     assert "jetplane.register" in message
     assert caught.value.op == "jptest.cube.default"
     assert isinstance(caught.value, NotImplementedError) and isinstance(caught.value, jp.JetplaneError)
+
+
+def test_a_warning_names_the_first_line_outside_of_libraries() -> None:
+    model = nn.Linear(2, 1)
+    opt = jp.optim.HorizonAdam(model.parameters(), compile=True)
+    scheduler = torch.optim.lr_scheduler.ConstantLR(opt)  # which wraps a step once more
+
+    def losses(x: Tensor) -> Tensor:
+        return model(x).square().sum(1) * (2 if x.sum() > 0 else 1)
+
+    with pytest.warns(UserWarning, match="cannot be compiled and is run as it is") as said:
+        opt.step(losses, torch.ones(3, 2))
+    assert [one.filename for one in said] == [__file__] and scheduler is not None

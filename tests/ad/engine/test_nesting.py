@@ -348,7 +348,7 @@ def _hooked(x: Tensor) -> Tensor:
     return g.square().sum()
 
 
-MAY_BE_REFUSED = ("func.linearize", "forward-ad", "checkpoint-reentrant-captured", "autograd.functional.jacobian")
+MAY_BE_REFUSED = ("func.linearize", "forward-ad", "autograd.functional.jacobian")
 
 
 @pytest.mark.filterwarnings("ignore:.*None of the inputs have requires_grad")
@@ -402,3 +402,71 @@ def test_a_transform_around_a_captured_pass_is_refused() -> None:
     x = randn(3)
     with pytest.raises((jp.UnsupportedProgram, TypeError), match=r"torch\.func transform"):
         torch.func.vmap(lambda a: jp.gradient(lambda y: (y * a).sum(), x))(randn(4))
+
+
+class _Scaled(torch.autograd.Function):
+    """Its own backward pass takes a factor for a constant."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.exp()
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return grad * x.exp() * x.detach()
+
+
+def _stopped(x: Tensor) -> Tensor:
+    y = x.sin()
+    with torch.no_grad():
+        scale = y.square().sum()
+    return y * scale * y.detach().mean()
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        _stopped,
+        lambda x: checkpoint(_stopped, x, use_reentrant=False),
+        lambda x: _Scaled.apply(x.sin()),
+    ],
+    ids=["plain", "checkpoint", "function"],
+)
+def test_stops_hold_in_what_a_backward_pass_inside_runs(part) -> None:
+    """A checkpoint runs the program once more there, and a Function its own backward."""
+
+    def loss(w: Tensor) -> Tensor:
+        with torch.enable_grad():
+            x = torch.linspace(-1, 1, 4, dtype=F64).requires_grad_()
+            (slope,) = torch.autograd.grad(part(w * x).sum(), x, create_graph=True)
+            return slope.square().sum()
+
+    jp.register.transparent(_Scaled)
+    try:
+        leaf, v = randn(4).requires_grad_(), randn(2, 4)
+        expected = double_backward(lambda: loss(leaf), [leaf], [v])
+        with jp.perturb([leaf], [v]) as jets:
+            result = loss(leaf)
+    finally:
+        jp.register.remove(_Scaled)
+    assert_quadratic(jets.quadratic(result), expected)
+
+
+def test_a_derivative_inside_a_pass_without_a_graph_says_what_to_do() -> None:
+    def loss() -> Tensor:
+        x = torch.ones(3, dtype=F64).requires_grad_()
+        (slope,) = torch.autograd.grad((x * w).sin().sum(), x, create_graph=True)
+        return slope.square().sum()
+
+    w = randn(3)
+    says = (
+        r"differentiates what has no graph, for a pass runs with autograd off .*; expected torch.enable_grad\(\) around"
+    )
+    with pytest.raises(jp.UnsupportedProgram, match=says), jp.perturb([w], [randn(1, 3)]):
+        loss()
+    for survey in (jp.coverage, jp.verify):
+        with pytest.raises(jp.UnsupportedProgram, match=says):
+            survey(loss, [w])
+        survey(torch.enable_grad()(loss), [w])

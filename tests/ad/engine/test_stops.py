@@ -142,3 +142,17 @@ def test_views_of_a_detached_tensor_are_detached_through_undeclared_views_too() 
         return (torch.ops.aten._unsafe_view(w.detach(), [3, 2]) * w.reshape(3, 2)).sum()
 
     torch.testing.assert_close(jp.gradient(program, w), w)
+
+
+@pytest.mark.parametrize(
+    "start", [lambda x: torch.tensor([0.0, 1.0, 2.0], dtype=F64), lambda x: torch.tensor(x.detach())]
+)
+@pytest.mark.filterwarnings("ignore:To copy construct from a tensor")
+def test_a_new_tensor_may_be_written_to(start: Callable[[Tensor], Tensor]) -> None:
+    def program(x: Tensor) -> Tensor:
+        total = start(x)
+        total += x.sin()
+        total[0] = x.prod()
+        return (total * x).sum()
+
+    check_against_oracle(program, randn(3))

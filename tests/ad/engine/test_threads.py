@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import logging.handlers
+import multiprocessing
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from multiprocessing.pool import ThreadPool
 
 import pytest
@@ -108,3 +110,14 @@ def test_other_threads_may_use_queues_while_a_pass_runs(server: Server) -> None:
     x = randn(3)
     assert_close(jp.gradient(program, x), 2 * x)
     other.join()
+
+
+def test_pools_of_processes_work() -> None:
+    """Their threads carry what is pickled, and that has no tangents in backprop either."""
+
+    def program(x: Tensor) -> Tensor:
+        with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
+            return (x**2).sum() * pool.submit(abs, -1).result(timeout=60)
+
+    x = randn(3)
+    assert_close(jp.gradient(program, x), 2 * x)

@@ -6,9 +6,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from cases import check_against_oracle, randn
+import jetplane as jp
+from cases import assert_close, assert_quadratic, check_against_oracle, randn
+from jetplane.testing.oracle import double_backward
 
 ROWS, COLUMNS = torch.tensor([0, 2, 2]), torch.tensor([1, 0, 1])
 MASK = torch.tensor([[True, False], [False, False], [True, True]])
@@ -58,3 +61,22 @@ def test_reductions_into_an_index_are_those_of_a_loop(reduce: str, include: bool
         return x.scatter_reduce(0, index, source, reduce, include_self=include).sin().sum()
 
     check_against_oracle(program, randn(3), randn(4), twin=by_loop)
+
+
+def test_an_embedding_with_a_largest_norm_is_shortened_and_varies_as_it_is() -> None:
+    # torch shortens the rows of the detached weight, in place, before it takes them
+    start, v, index = 3 * randn(5, 3), randn(2, 5, 3), torch.tensor([0, 2, 2])
+
+    def loss() -> Tensor:
+        return F.embedding(index, weight, max_norm=1.0).pow(3).sum() + weight.square().sum()
+
+    weight = torch.nn.Parameter(start.clone())
+    expected = double_backward(loss, [weight], [v])
+    short = weight.detach().clone()
+    with torch.no_grad():
+        weight.copy_(start)
+    with jp.perturb([weight], [v]) as jets:
+        result = loss()
+    assert_quadratic(jets.quadratic(result), expected)
+    assert_close(weight.detach(), short)
+    assert_close(short[[0, 2]].norm(dim=1), torch.ones(2).double(), tolerance=1e-6)

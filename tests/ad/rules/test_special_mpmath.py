@@ -35,17 +35,13 @@ def test_against_mpmath(function: Callable[[Tensor], Tensor], truth: Any, points
     check(lambda x: function(x).sum(), vec(*points), first, torch.diag(second), tolerance=1e-7)
 
 
-@pytest.mark.parametrize(
-    ("name", "function"),
-    [("igamma", torch.igamma), ("igammac", torch.igammac), ("special_zeta", special.zeta)],
-)
-def test_the_order_has_no_derivative(name: str, function: Callable[..., Tensor]) -> None:
-    message = rf"the rule of aten.{name}.default does not differentiate its argument 'self', which is perturbed"
+def test_the_order_of_zeta_has_no_derivative() -> None:
+    message = r"the rule of aten.special_zeta.default does not differentiate its argument 'self', which is perturbed"
     with pytest.raises(jp.MissingRule, match=message):
-        jp.gradient(lambda a: function(a, vec(1.5, 2.0)).sum(), vec(2.0, 3.0))
+        jp.gradient(lambda a: special.zeta(a, vec(1.5, 2.0)).sum(), vec(2.0, 3.0))
 
 
-@pytest.mark.parametrize("function", [special.spherical_bessel_j0, special.airy_ai, torch._standard_gamma])
+@pytest.mark.parametrize("function", [special.spherical_bessel_j0, special.airy_ai])
 def test_what_has_no_rule_says_so(function: Callable[[Tensor], Tensor]) -> None:
     # torch's table says of some that they are a primitive, which it says is the operation: a circle
     with pytest.raises(jp.MissingRule, match=r"aten\.\w+\.default has no rule; called at"):

@@ -111,3 +111,34 @@ def test_both_need_a_callable_and_tensors() -> None:
         jp.verify(lambda: torch.ones(()), [])
     with pytest.raises(ValueError, match="primals hold no tensor"):
         jp.coverage(lambda x: x, ())
+
+
+# -- lines, and what it goes on past --------------------------------------------------------------------------------
+
+
+def test_coverage_gives_the_line_of_each_call() -> None:
+    x = torch.rand(4)
+    report = jp.coverage(lambda x: torch.special.airy_ai(x).sum() + x.square().sum(), x)
+    lines = {row.op: row.line for row in report.rows}
+    assert all(line.startswith(f"{__file__}:") for line in lines.values())
+    assert lines["aten.special_airy_ai.default"] in str(report)
+
+
+def test_coverage_names_the_line_of_a_library_that_calls(tmp_path, monkeypatch) -> None:
+    (tmp_path / "a_library.py").write_text("def score(x):\n    return x.sin().sum()\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import a_library
+
+    report = jp.coverage(lambda x: a_library.score(x), torch.rand(4))
+    assert {row.line for row in report.rows} == {f"{tmp_path / 'a_library.py'}:2"}
+
+
+def test_coverage_goes_on_past_complex_numbers_and_sparse_matrices() -> None:
+    def program(x: Tensor) -> Tensor:
+        f = torch.fft.rfft(x)
+        spectrum = torch.view_as_real(f * f.conj()).sum(-1) + f.abs()
+        return spectrum.tanh().sum() + (torch.diag(x).to_sparse() @ x[:, None]).sigmoid().sum()
+
+    found = {row.op: row.covered for row in jp.coverage(program, torch.rand(4)).rows}
+    assert not any(found[f"aten.{op}.default"] for op in ("_fft_r2c", "view_as_real", "abs", "_to_sparse"))
+    assert found["aten.tanh.default"] and found["aten.sigmoid.default"] and found["aten.mm.default"]

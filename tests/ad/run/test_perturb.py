@@ -68,3 +68,38 @@ def test_blocks_that_end_out_of_order_are_refused_and_leave_nothing_behind() -> 
     inner.__exit__(None, None, None)
     outer.__exit__(None, None, None)
     assert torch.is_grad_enabled()
+
+
+# -- inside torch.compile -------------------------------------------------------------------------------------------
+
+
+def test_perturb_inside_a_compiled_function_is_refused_and_leaves_all_as_it_was() -> None:
+    def program(x: Tensor) -> Tensor:
+        with jp.perturb([x], [torch.eye(3, dtype=F64)]) as jets:
+            loss = x.square().sum()
+        return jets.quadratic(loss).slope
+
+    torch.compiler.reset()
+    x = randn(3)
+    with pytest.raises(jp.UnsupportedProgram, match=r"perturb was entered inside torch.compile, which takes .* apart"):
+        torch.compile(program, backend="eager")(x)
+    assert torch.is_grad_enabled()
+    assert_close(program(x), 2 * x)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda x: jp.quadratic(lambda z: z.square().sum(), x, torch.eye(3, dtype=F64)).slope,
+        lambda x: jp.hessian(lambda z: z.square().sum(), x),
+        lambda x: jp.gradient(lambda z: z.square().sum(), x) + x.sin(),
+        lambda x: x * jp.laplacian(lambda z: z.square().sum(), x),
+        lambda x: x * jp.verify(lambda z: z.square().sum(), x).ok,
+        lambda x: x * jp.coverage(lambda z: z.square().sum(), x).complete,
+    ],
+    ids=["quadratic", "hessian", "gradient", "laplacian", "verify", "coverage"],
+)
+def test_transforms_inside_a_compiled_function_run_as_they_are(run) -> None:
+    torch.compiler.reset()
+    x = randn(3)
+    assert torch.equal(torch.compile(run, backend="eager")(x), run(x))

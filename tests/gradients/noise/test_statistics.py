@@ -36,7 +36,7 @@ def flat(model: nn.Module) -> Tensor:
 def estimated(model: nn.Module, *batch: Tensor, **options: Any) -> Tensor:
     model.zero_grad()
     with jp.forward_only():
-        jp.ForwardGradient(model.parameters(), control=False, **options)(classify(model), *batch)
+        jp.ForwardGradient(model.parameters(), control=False, **{"samples": 1} | options)(classify(model), *batch)
     return flat(model)
 
 
@@ -74,7 +74,7 @@ def test_the_mean_over_all_signs_is_the_gradient(predicted: bool) -> None:
     state = jacobians(model, x, y) if predicted else {}
     total = torch.zeros_like(wanted)
     patterns = list(itertools.product((-1.0, 1.0), repeat=sum(sizes)))
-    one = jp.ForwardGradient(model.parameters(), control=predicted, batch_norm="exact")  # keeps its plan
+    one = jp.ForwardGradient(model.parameters(), samples=1, control=predicted, batch_norm="exact")  # keeps its plan
     for signs in patterns:
         if predicted:  # by any Jacobians, for they learn from each call
             one.load_state_dict({"seed": 0, "step": 0, "control": state})
@@ -273,12 +273,12 @@ def test_a_resumed_run_goes_on_bit_by_bit() -> None:
     torch.manual_seed(0)
     model, x = deep(4).float(), torch.randn(64, 16)
     batch = x, x[:, :4].argmax(1)
-    opt = jp.optim.HorizonAdam(model.parameters(), 2)
+    opt = jp.optim.HorizonAdam(model.parameters(), samples=2)
     for _ in range(5):
         opt.step(classify(model), *batch)
     state, start = copy.deepcopy(opt.state_dict()), copy.deepcopy(model.state_dict())
     ends = []
-    for one in (opt, jp.optim.HorizonAdam(model.parameters(), 2)):
+    for one in (opt, jp.optim.HorizonAdam(model.parameters(), samples=2)):
         model.load_state_dict(start)
         one.load_state_dict(copy.deepcopy(state))
         for _ in range(5):

@@ -141,3 +141,41 @@ def test_latent_variables_and_segmentation() -> None:
     net = Segmentation().double()
     labels = torch.randint(0, 2, (2, 4, 4))
     check_exact(net, lambda x, y: F.cross_entropy(net(x), y, reduction="none"), normal(2, 1, 4, 4), labels)
+
+
+class Placed(nn.Module):
+    """Positions (1, T) that all samples share, as a model of Hugging Face's makes them."""
+
+    def __init__(self, learned: bool) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(7, 8), nn.Embedding(3, 8)
+        self.kinds = nn.Linear(2, 8) if learned else nn.Embedding(2, 8)
+        self.norm, self.out = nn.LayerNorm(8), nn.Linear(8, 4)
+
+    def forward(self, t: Tensor) -> Tensor:
+        kinds = torch.ones(1, 3, 2).double() if isinstance(self.kinds, nn.Linear) else torch.zeros_like(t)
+        h = self.tokens(t) + self.kinds(kinds) + self.places(torch.arange(3)[None])
+        return self.out(self.norm(h).tanh().mean(1))
+
+
+@pytest.mark.parametrize("samples", [B, 6])
+@pytest.mark.parametrize("learned", [False, True])
+def test_positions_that_samples_share_do_not_couple_them(samples: int, learned: bool) -> None:
+    model, y = Placed(learned).double(), torch.arange(samples) % 4
+    t = torch.randint(7, (samples, 3))
+    sites = check_exact(model, lambda t, y: F.cross_entropy(model(t), y, reduction="none"), t, y)
+    assert sites and not any(site.coupled for site in sites)
+
+
+def test_what_couples_samples_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4)).double(), normal(B, 3)
+    estimate = jp.ForwardGradient(model.parameters(), probe_every=1)
+
+    def losses(x: Tensor) -> Tensor:
+        z = model(x)
+        return (z - z.mean(0)).square().sum(1)
+
+    for _ in range(3):
+        estimate(losses, x)
+    (record,) = [one for one in caplog.records if "are coupled at the output of" in one.getMessage()]
+    assert record.levelname == "WARNING" and f"costs {B} times as much" in record.getMessage()

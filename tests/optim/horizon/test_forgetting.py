@@ -54,7 +54,7 @@ def test_noise_does_not_lengthen_weights_in_front_of_a_norm() -> None:
     for forget in (0.0, 1.0):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(8, 16, bias=False), nn.LayerNorm(16), nn.Tanh(), nn.Linear(16, 2))
-        opt = HorizonAdam(model.parameters(), 2, forget=forget)
+        opt = HorizonAdam(model.parameters(), samples=2, forget=forget)
         for _ in range(120):
             x, y = torch.randn(16, 8, generator=generator), torch.randint(2, (16,), generator=generator)
             opt.step(losses_of(model), x, y)
@@ -68,7 +68,7 @@ def test_a_loss_that_starts_below_zero_forgets_nothing(offset: float, forgets: b
     moved = []
     for forget in (0.0, 1.0):
         model, (x, y) = net(), data()
-        opt = HorizonAdam(model.parameters(), 2, forget=forget)
+        opt = HorizonAdam(model.parameters(), samples=2, forget=forget)
 
         def shifted(x: Tensor, y: Tensor, model: nn.Module = model) -> Tensor:
             return losses_of(model)(x, y) + offset

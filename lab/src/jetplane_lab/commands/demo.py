@@ -16,6 +16,7 @@ from torch.nn import functional
 import jetplane as jp
 from jetplane.testing.oracle import double_backward
 from jetplane_lab import data, functions, report, rosenbrock
+from jetplane_lab.devices import AUTO, HELP, device
 from jetplane_lab.records import Row
 from jetplane_lab.training import Config, Trainer
 from jetplane_lab.training.batches import place
@@ -37,6 +38,7 @@ _RUNS = (
     Config(model="cnn", method="backprop", lr=0.05),
 )
 _EPOCHS, _BATCH = 2, 75
+_BACKPROP = "backprop"
 _SEEDS, _STEPS, _MARKS = 3, 300, (0, 3, 10, 30, 100, 300)  # of the Rosenbrock comparison
 
 
@@ -55,6 +57,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--out", type=Path, default=Path("runs/demo"), metavar="DIR", help="folder of the runs (default: %(default)s)")
     add("--epochs", type=_positive, default=_EPOCHS, metavar="N", help="of each method (default: %(default)s)")
+    add("--device", type=device, default=AUTO, metavar="NAME", help=HELP)
     return parser
 
 
@@ -64,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # steps are small: more threads gain little, and wait for each other on a busy machine
     try:
-        train(arguments.out, arguments.epochs)
+        accuracies = train(arguments.out, arguments.epochs, arguments.device)
         print()
         networks()
         print()
@@ -74,40 +77,66 @@ def run(arguments: argparse.Namespace) -> int:
         torch.set_num_threads(threads)
     records = report.read([arguments.out], report_command.warn)
     report_command.write_page(records, arguments.out / "report.html", after=[compared])
-    print(f"{time.monotonic() - start:.0f} s")
+    print(f"{time.monotonic() - start:.0f} s\n")
+    print(what_to_look_at(accuracies, arguments.out))
     return 0
+
+
+def what_to_look_at(accuracies: list[tuple[str, float]], out: Path) -> str:
+    """What a newcomer should look at, with the figures of this very demo."""
+    backward = dict(accuracies)[_BACKPROP]
+    forward = max(accuracy for label, accuracy in accuracies if label != _BACKPROP)
+    return (
+        "What to look at:\n"
+        f"- Unseen digits recognised after training with forward passes alone: {forward:.1%};\n"
+        f"  with backprop: {backward:.1%}. The column `passes` is what a step costs.\n"
+        "- The largest errors of slope and curvature are those of rounding.\n"
+        f"- {out / 'report.html'} has the curves; open it in a browser.\n"
+        "Where to go on:\n"
+        "- jetplane train quick          a forward-only run of your own, in seconds\n"
+        "- jetplane rosenbrock --quick   the paper's test function\n"
+        "- docs/forward-only.md          how to train your own model\n"
+        "- docs/choosing.md              which method for what"
+    )
 
 
 # -- training -----------------------------------------------------------------------------------------------------
 
 
-def train(out: Path, epochs: int) -> None:
-    """Train the CNN on the digits of the package with every method, and print how each did."""
-    configs = [one.replace(epochs=epochs, batch_size=_BATCH, dataset="digits") for one in _RUNS]
+def train(out: Path, epochs: int, device: str) -> list[tuple[str, float]]:
+    """Train the CNN on the digits of the package with every method, print how each did, and return their accuracies."""
+    configs = [one.replace(epochs=epochs, batch_size=_BATCH, dataset="digits", device=device) for one in _RUNS]
     digits = place(data.load("digits"), configs[0])
-    print(f"A CNN with 431,080 parameters on 6,000 digits, {epochs} epochs of {6000 // _BATCH} steps with each method.")
-    print("Only the last has a backward pass: in the others one would raise. HorizonAdam, on forward gradients, and")
-    print("the search, in planes of weights, find the length of their steps by themselves; the other learning rates")
-    print("are for this short run, with updates no longer than 5.\n")
-    head = f"{'method':<30}{'lr':>8}{'train NLL':>11}{'train acc.':>12}{'valid. acc.':>13}"
-    print(f"{head}{'seconds':>9}{'passes of a step':>18}", flush=True)
+    print("A CNN with 431,080 parameters on 6,000 digits, with each method in")
+    print(f"{epochs} epochs of {6000 // _BATCH} steps.")
+    print("Only the last has a backward pass: in the others one would raise. HorizonAdam")
+    print("(forward gradients) and the search (in planes of weights) find the length of")
+    print("their steps by themselves; the other learning rates are for this short run,")
+    print("with updates no longer than 5.", flush=True)
+    lines, accuracies = [], []
     for config in configs:
         label = report.method_label(config)
         folder = out / report.slug(config)
         _clear(folder, config)
-        summary = Trainer(config, digits, folder, [progress(label)]).fit()
+        # its bar is wiped away at its end: the table below says the same
+        summary = Trainer(config, digits, folder, [progress(label, keep=False)]).fit()
         if summary.reason == "interrupted":
             raise KeyboardInterrupt
         final = summary.final
         assert final is not None  # a run that ended has an epoch
         rate = "none" if config.method in ("horizon", "gauss-newton") else f"{config.lr:g}"
-        line = f"{label:<30}{rate:>8}{final.train_nll:>11.3f}{final.train_accuracy:>12.1%}"
-        line += f"{final.validation_accuracy:>13.1%}{summary.seconds:>9.1f}"
-        print(f"{line}{summary.forward_equivalents_per_step:>18.1f}", flush=True)
-    print(
-        "\nA pass is a plain forward pass of the same batch, by counted operations. One seed and a few hundred steps:"
-    )
-    print("the order of neighbours, such as FGD and FoMoH, changes with batch size and seed.")
+        figures = f"{rate:>6}{final.train_nll:>11.3f}{final.train_accuracy:>10.1%}{final.validation_accuracy:>12.1%}"
+        lines.append((label, f"{figures}{summary.seconds:>9.1f}{summary.forward_equivalents_per_step:>8.1f}"))
+        accuracies.append((_BACKPROP if config.method == "backprop" else label, final.validation_accuracy))
+    width = max(len(label) for label, _ in lines)
+    print(f"\n{'method':<{width}}{'lr':>6}{'train NLL':>11}{'train':>10}{'validation':>12}{'seconds':>9}{'passes':>8}")
+    for label, figures in lines:
+        print(f"{label:<{width}}{figures}")
+    print("\n`train` and `validation` are accuracies. `passes` is the cost of a step in plain")
+    print("forward passes of the same batch, by counted operations. One seed and a few")
+    print("hundred steps: the order of neighbours, such as FGD and FoMoH, changes with")
+    print("batch size and seed.")
+    return accuracies
 
 
 def _clear(folder: Path, config: Config) -> None:
@@ -124,10 +153,11 @@ def _clear(folder: Path, config: Config) -> None:
 
 def networks(k: int = 3) -> None:
     """One forward pass against double backward, on ordinary modules."""
-    print(f"Loss, slope (K) and curvature (K x K) along K = {k} random directions, from one forward pass.")
+    print(f"Loss, slope (K) and curvature (K x K) along K = {k} random directions, from one")
     rows = 1 + k + k * (k + 1) // 2
-    print(f"Each value carries 1 + K + K(K+1)/2 = {rows} rows: itself, its slopes, its curvatures.\n")
-    print(f"{'network':<28}{'parameters':>11}{'loss':>9}{'curvature along v1':>20}{'largest error':>15}")
+    print(f"forward pass. Each value carries 1 + K + K(K+1)/2 = {rows} rows: itself, its slopes,")
+    print("its curvatures.\n")
+    print(f"{'network':<25}{'parameters':>11}{'loss':>9}{'curvature of v1':>17}{'largest error':>15}")
     for name, model, x in _models():
         generator = torch.Generator().manual_seed(1)
         y = torch.randint(10, (len(x),), generator=generator)
@@ -143,7 +173,7 @@ def networks(k: int = 3) -> None:
         theirs = double_backward(loss, list(params.values()), list(directions.values()))
         error = max(_error(ours.slope, theirs.slope), _error(ours.curvature, theirs.curvature))
         size = sum(p.numel() for p in params.values())
-        print(f"{name:<28}{size:>11,}{float(ours.loss):>9.4f}{float(ours.curvature[0, 0]):>20.4f}{error:>15.1e}")
+        print(f"{name:<25}{size:>11,}{float(ours.loss):>9.4f}{float(ours.curvature[0, 0]):>17.4f}{error:>15.1e}")
     print("\nThe error is relative to the largest entry, against double backward in float64.")
 
 
@@ -177,7 +207,8 @@ def minimise() -> report.Table:
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr)
     curves = rosenbrock.medians(rows, _STEPS)
-    print(f"The Rosenbrock function in 2D: the median value over {_SEEDS} common starts after so many steps.\n")
+    print(f"The Rosenbrock function in 2D: the median value over {_SEEDS} common starts, after so")
+    print("many steps.\n")
     print(f"{'method':<18}" + "".join(f"{mark:>10}" for mark in _MARKS))
     for label, curve in curves.items():
         print(f"{label:<18}" + "".join(f"{curve[mark]:>10.1e}" for mark in _MARKS))

@@ -8,10 +8,9 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from jetplane_lab import presets, report
 from jetplane_lab.config import PER_SAMPLE, choice
+from jetplane_lab.devices import AUTO, HELP, device
 from jetplane_lab.presets import Preset
 from jetplane_lab.training import Config, Summary, Trainer, train_together
 from jetplane_lab.training.batches import Resident, place
@@ -57,7 +56,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     add("--rows", nargs="+", metavar="ROW", help="some of the rows (default: all)")
     add("--seeds", type=int, nargs="+", metavar="N", help="(default: the paper's)")
     add("--epochs", type=int, metavar="N", help="(default: the paper's)")
-    add("--device", metavar="NAME", help="cpu or cuda (default: cuda where there is one)")
+    add("--device", metavar="NAME", type=device, default=AUTO, help=HELP)
     add("--together", action="store_true", help="train the seeds of a row at the same time")
     add("--tf32", action="store_true", help="on CUDA: faster products with 10 bits of mantissa")
     add("--compile", action="store_true", help="a step as one compiled graph, replayed on CUDA")
@@ -98,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _jobs(arguments: argparse.Namespace) -> list[_Job]:
     kinds = _MODELS if arguments.what == "all" else (arguments.what,)
-    changes: dict[str, Any] = {"device": arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")}
+    changes: dict[str, Any] = {"device": arguments.device}
     changes |= _QUICK if arguments.quick else {}
     if arguments.epochs is not None:
         changes["epochs"] = arguments.epochs

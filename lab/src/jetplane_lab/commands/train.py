@@ -9,10 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from jetplane_lab import models, presets
 from jetplane_lab.config import ADAPTIVE, DTYPES, METHODS, SCHEDULES, SOLVERS
+from jetplane_lab.devices import AUTO, HELP, device
 from jetplane_lab.presets import Preset
 from jetplane_lab.training import Callback, Config, Summary, Trainer, train_together
 from jetplane_lab.training.batches import Resident, place
@@ -42,16 +41,17 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         "PRESET names a row of the paper's tables with its hyper-parameters; every option overrides it:\n"
         f"  {' '.join(names[:9])}\n  {' '.join(names[9:18])}\n  {names[18]}\n"
         "lr- is logistic regression, cnn- the convolutional network, -sch the row with a schedule of the learning\n"
-        "rate. Beyond the paper, with 5,000 digits held out and the test split looked at once, at the end:\n"
-        f"  {' '.join(names[19:])}\n"
-        "forward- is Adam on forward gradients, horizon- the same without a learning rate, search- the Gauss-Newton\n"
-        "search in a plane, and adam- backprop beside them. Without a preset say at least --method.\n"
+        "rate. Beyond the paper, with 5,000 samples held out and the test split looked at once, at the end:\n"
+        f"  {' '.join(names[19:24])}\n  {' '.join(names[24:])}\n"
+        "forward- is Adam on forward gradients, horizon- the same without a learning rate, cifar- that on CIFAR-10\n"
+        "(-augmented: with flips and crops), search- the Gauss-Newton search in a plane, and adam- backprop beside\n"
+        "them. Without a preset say at least --method.\n"
         "\n"
         "A run that was stopped, also by kill -9, goes on with --resume, bit for bit as if never stopped.\n"
         "\n"
         "Under torchrun all processes train one run, each on its part of every batch, and the first one writes.",
         epilog="examples:\n"
-        "  jetplane train quick                                    FoMoH-3D, logistic regression on 6,000 digits\n"
+        "  jetplane train quick                                    forward-only, in seconds, on 6,000 digits\n"
         "  jetplane train forward-cnn --device cuda --compile      forward gradients with Adam, at MNIST\n"
         "  jetplane train cnn-fomoh-3d-sch --seeds 0 1 3 --device cuda --together\n"
         "  jetplane train lr-fomoh-2d --epochs 50 --lr 0.1         a row of the paper, changed\n"
@@ -64,12 +64,12 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     add("--preset", metavar="PRESET", help="the same")
     add("--model", metavar="NAME", help=f"{' or '.join(models.MODELS)}")
     add("--method", metavar="NAME", help=f"{', '.join(METHODS)} (backprop is plain SGD)")
-    add("--k", type=int, metavar="K", help="directions, of fgd, fomoh-kd (1) and gauss-newton (64)")
+    add("--k", type=int, metavar="K", help="directions, of fgd, fomoh-kd, mezo (1), fzoo (8), gauss-newton (64)")
     add(
         "--samples",
         type=int,
         metavar="J",
-        help="tangents of each activation, of forward-adam, forward-sgd, horizon (4)",
+        help="tangents of each activation, of forward-adam, forward-sgd, horizon (8 to 32, by program and batch)",
     )
     add(
         "--average",
@@ -92,17 +92,18 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     add("--solver", metavar="NAME", help=f"of fomoh, fomoh-bp and fomoh-kd: {', '.join(SOLVERS)}")
     add("--start", type=float, metavar="X", help=f"damping, radius or sigma at the start, of {', '.join(ADAPTIVE)}")
     add("--divergence", type=_limit, metavar="X", help="end above X times the first loss, for 3 epochs; or none")
-    add("--eps", type=float, metavar="X", help="added to the curvature (fomoh, fomoh-bp), or Adam's")
+    add("--eps", type=float, metavar="X", help="added to the curvature (fomoh, fomoh-bp), Adam's, or mezo's and fzoo's")
     add("--clip", type=float, metavar="X", help="largest length of an update")
     add("--weight-decay", type=float, metavar="X", help="share of a parameter that a step of length lr = 1 takes away")
     add("--penalty", type=float, metavar="X", help="X / 2 times the squared length of the weights, in the loss")
     add("--momentum", type=float, metavar="X", help="of sgd and forward-sgd")
     add = parser.add_argument_group("data and device").add_argument
-    add("--dataset", metavar="NAME", help="mnist, fashion-mnist, or digits: a subset of MNIST inside the package")
+    add("--dataset", metavar="NAME", help="mnist, fashion-mnist, cifar-10, or digits: a subset of MNIST in the package")
     add("--data-dir", metavar="DIR", help="where the files of the data set lie (default: JETPLANE_DATA, or the cache)")
-    add("--hold-out", type=int, metavar="N", help="validate on N digits of the training split, not on the test split")
+    add("--augment", action=argparse.BooleanOptionalAction, help="flips and crops of the training images, of cifar-10")
+    add("--hold-out", type=int, metavar="N", help="validate on N samples of the training split, not on the test split")
     add("--evaluate-train", type=int, metavar="N", help="evaluate the training split after every N epochs, too")
-    add("--device", metavar="NAME", help="cpu or cuda (default: cuda where there is one)")
+    add("--device", metavar="NAME", type=device, default=AUTO, help=HELP)
     add("--dtype", metavar="NAME", help=" or ".join(DTYPES))
     add("--tf32", action=argparse.BooleanOptionalAction, help="on CUDA: faster products with 10 bits of mantissa")
     add("--compile", action=argparse.BooleanOptionalAction, help="the step as one graph")
@@ -112,6 +113,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     again.add_argument("--resume", action="store_true", help="go on with the run in the folder")
     again.add_argument("--fresh", action="store_true", help="remove the run in the folder, and begin anew")
     add("--checkpoint-seconds", type=_seconds, default=30.0, metavar="X", help="between checkpoints (default: 30)")
+    add("--journal", action="store_true", help="write down each step, so that any step's parameters can be rebuilt")
     add("--tracker", action="append", default=[], metavar="NAME", help="tensorboard, wandb or mlflow; may be repeated")
     add("--quiet", action="store_true", help="no progress, and no table at the end")
     return parser
@@ -120,7 +122,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 _FIELDS = (
     *("model", "method", "k", "lr", "batch_size", "epochs", "schedule", "gamma", "period", "patience", "solver"),
     *("eps", "clip", "weight_decay", "momentum", "dataset", "hold_out", "evaluate_train", "device", "dtype"),
-    *("tf32", "compile", "start", "divergence", "samples", "average", "penalty"),
+    *("tf32", "compile", "start", "divergence", "samples", "average", "penalty", "augment"),
 )
 
 
@@ -189,7 +191,6 @@ def _asked(arguments: argparse.Namespace) -> tuple[Preset | None, Config]:
     changes = {field: getattr(arguments, field) for field in _FIELDS if getattr(arguments, field) is not None}
     if changes.get("divergence") == math.inf:
         changes["divergence"] = None
-    changes.setdefault("device", "cuda" if torch.cuda.is_available() else "cpu")
     if arguments.schedule == "custom":
         raise ValueError("schedule is 'custom', which needs a function; expected a Trainer in Python for that")
     if preset is None:
@@ -249,8 +250,8 @@ def _trainer(
         from jetplane_lab import trackers
 
         callbacks += [trackers.make(tracker, folder, config) for tracker in arguments.tracker]
-    every = arguments.checkpoint_seconds
-    return Trainer(config, data, folder, callbacks, checkpoint_seconds=every, workers=workers)
+    every, recorded = arguments.checkpoint_seconds, arguments.journal
+    return Trainer(config, data, folder, callbacks, checkpoint_seconds=every, journal=recorded, workers=workers)
 
 
 # -- what came out ------------------------------------------------------------------------------------------------
@@ -259,7 +260,7 @@ def _trainer(
 def _sentence(summary: Summary) -> str:
     again = " Go on with --resume." if summary.reason == "interrupted" else ""
     return (
-        f"{summary.message}{again} {summary.seconds:.1f} s of training, "
+        f"{summary.message}{again}\n{summary.seconds:.1f} s of training, "
         f"{summary.forward_equivalents_per_step:.3g} forward passes a step, peak memory "
         f"{summary.peak_memory / 2**20:.0f} MiB ({summary.peak_memory_kind})."
     )
@@ -270,14 +271,15 @@ def _print_table(summaries: list[Summary], preset: Preset | None) -> None:
     if not finals:
         return
     tested = all(final.test_nll is not None for final in finals)
-    columns = (*_COLUMNS, *(_TEST if tested else ()))
-    print(f"\n{'':<20}" + "".join(f"{title:>18}" for _, title in columns))
     label = "last epoch" if len(finals) == 1 else f"{len(finals)} seeds"
-    ours = [_spread([getattr(final, name) for final in finals]) for name, _ in columns]
-    print(f"{label:<20}" + "".join(f"{text:>18}" for text in ours))
-    if preset is not None and preset.paper is not None:
-        theirs = ["{:.4f} ± {:.4f}".format(*getattr(preset.paper, name)) for name, _ in _COLUMNS]
-        print(f"{'paper: ' + preset.label:<20}" + "".join(f"{text:>18}" for text in theirs))
+    paper = preset.paper if preset is not None else None
+    theirs = f"paper: {preset.label}" if preset is not None and paper is not None else ""
+    print(f"\n{'':<12}{label:>18}" + (f"  {theirs:>18}" if theirs else ""))  # one column for each run: 80 are enough
+    for name, title in (*_COLUMNS, *(_TEST if tested else ())):
+        line = f"{title:<12}{_spread([getattr(final, name) for final in finals]):>18}"
+        if paper is not None and (name, title) in _COLUMNS:
+            line += "  " + "{:.4f} ± {:.4f}".format(*getattr(paper, name)).rjust(max(18, len(theirs)))
+        print(line)
 
 
 def _spread(values: list[float]) -> str:

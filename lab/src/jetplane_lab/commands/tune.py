@@ -18,6 +18,7 @@ import torch
 
 from jetplane_lab import presets, tuning
 from jetplane_lab.data import DATASETS, Dataset, load
+from jetplane_lab.devices import AUTO, HELP, device
 from jetplane_lab.training import Config
 from jetplane_lab.training.stopping import EXIT, Ended, ending_signals
 
@@ -60,7 +61,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     add("--hold-out", type=_positive, metavar="N", help="training digits to score on (default: one in twelve, 5,000)")
     add("--no-prune", action="store_true", help="train every trial to its last epoch")
     add("--seed", type=_whole, metavar="N", help="of the sampler and of the training (default: 0)")
-    add("--device", metavar="NAME", help="cpu or cuda (default: cuda where there is one)")
+    add("--device", metavar="NAME", type=device, help=HELP)
     add("--tf32", action=argparse.BooleanOptionalAction, help="on CUDA: faster products with 10 bits of mantissa")
     add("--compile", action=argparse.BooleanOptionalAction, help="on CUDA: a step captured as one graph")
     add("--dataset", choices=DATASETS, help="to train on (default: the preset's)")
@@ -121,7 +122,7 @@ def _config(arguments: argparse.Namespace, config: Config, stored: tuning.Settin
     before = stored.config if stored else {}
     changes = {name: before[name] for name in _FIELDS if name in before}
     changes |= {name: getattr(arguments, name) for name in _FIELDS if getattr(arguments, name) is not None}
-    changes.setdefault("device", "cuda" if torch.cuda.is_available() else "cpu")
+    changes.setdefault("device", device(AUTO))
     return config.replace(**changes)
 
 

@@ -1,9 +1,9 @@
-"""MNIST, Fashion-MNIST, and a real subset of MNIST inside the package: found, checked, and handed out as tensors."""
+"""MNIST, Fashion-MNIST, CIFAR-10, and a part of MNIST in the package: found, checked, and handed out as tensors."""
 
 from .dataset import Dataset, load
 from .errors import DamagedData, DataError, DataNotFound
 from .known import DATASETS
-from .split import Split, hold_out, scaled
+from .split import Split, black, hold_out, scaled
 
 __all__ = [
     "DATASETS",
@@ -12,6 +12,7 @@ __all__ = [
     "DataNotFound",
     "Dataset",
     "Split",
+    "black",
     "hold_out",
     "load",
     "scaled",

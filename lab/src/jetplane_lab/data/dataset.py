@@ -24,7 +24,7 @@ class Dataset(NamedTuple):
 
 
 def load(name: str = "mnist", data_dir: str | os.PathLike[str] | None = None, download: bool = True) -> Dataset:
-    """Load "mnist", "fashion-mnist" or "digits", the real subset of MNIST inside the package.
+    """Load "mnist", "fashion-mnist", "cifar-10" or "digits", the real subset of MNIST inside the package.
 
     The files are looked for in ``data_dir``, or the folder that JETPLANE_DATA names; then in the cache; and, with
     ``download``, where they are published. They are checked every time. A damaged file is an error, except in the
@@ -36,8 +36,6 @@ def load(name: str = "mnist", data_dir: str | os.PathLike[str] | None = None, do
     """
     entry = known.find(name)
     contents, source = find.obtain(entry, find.place(entry, data_dir), download)
-    train, test = (
-        Split(contents[images].array, contents[labels].array.to(torch.int64))
-        for images, labels in ((known.TRAIN_IMAGES, known.TRAIN_LABELS), (known.TEST_IMAGES, known.TEST_LABELS))
-    )
+    arrays = [contents[file.name].array for file in entry.files]
+    train, test = (Split(images, labels.to(torch.int64)) for images, labels in (arrays[:2], arrays[2:]))
     return Dataset(name, train, test, source, {file.name: contents[file.name].sha256 for file in entry.files})

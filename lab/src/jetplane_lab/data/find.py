@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from . import check, files
+from . import check, cifar, files
 from .errors import DamagedData, DataNotFound
 from .fetch import fetch
 from .known import File, Known
@@ -25,9 +25,12 @@ class Place(NamedTuple):
     kind: Literal["user", "cache", "package"]
 
     def path(self, file: File) -> Path:
-        """Where the file lies, or should: plain files of the user's come before compressed ones."""
+        """Where the file lies, or should: plain files of the user's come first, then compressed ones, then bundles."""
         plain, packed = self.folder / file.name, self.folder / f"{file.name}.gz"
-        return plain if self.kind == "user" and plain.is_file() else packed
+        if self.kind != "user" or packed.is_file():
+            return plain if self.kind == "user" and plain.is_file() else packed
+        others = (self.folder / name for name in file.bundles)
+        return next((path for path in (plain, *others) if path.exists()), packed)
 
 
 def own(known: Known) -> Place:
@@ -61,7 +64,7 @@ def _user(known: Known, root: Path, what: str) -> Place | None:
         raise ValueError(f"{what} is {str(root)!r}; expected a folder that exists")
     for name in known.folders:
         found = Place(root / name, "user")
-        if any(found.path(file).is_file() for file in known.files):
+        if any(found.path(file).exists() for file in known.files):
             return found
     return None
 
@@ -69,6 +72,9 @@ def _user(known: Known, root: Path, what: str) -> Place | None:
 def read(at: Place, file: File) -> check.Content:
     """The checked content of a file; DataNotFound or DamagedData says what is wrong."""
     path = at.path(file)
+    if path.name in file.bundles and path.exists():
+        plain = cifar.contents(path, path.stat().st_mtime_ns)[file.name]
+        return check.content(file, plain, f"{file.name} of {path}", published=False)
     if not path.is_file():
         raise DataNotFound(f"{path} is not there")
     return check.content(file, path.read_bytes(), str(path), published=at.kind == "cache")
@@ -92,6 +98,7 @@ def obtain(known: Known, at: Place, download: bool) -> tuple[dict[str, check.Con
             if isinstance(error, DamagedData):
                 _log.warning("%s; fetching it again", error)
             wanted.append(file)
+    cifar.contents.cache_clear()  # it is large, and all of it was read
     origins: dict[str, None] = {}  # a set that keeps its order
     if wanted:
         for file, raw, content, origin in fetch(known, wanted):

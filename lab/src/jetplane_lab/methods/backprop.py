@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from jetplane.optim.replayed import Replayed, repeated
+from jetplane.compiler.replayed import Replayed, repeated
 from jetplane.solvers import Status
 
 __all__ = ["Backprop", "BackpropReport", "BackpropReports"]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 from ..config import FORWARD_GRADIENT, REVERSE, Config
-from ..presets import BEYOND, PRESETS, Preset
+from ..presets import BEYOND, CIFAR, PRESETS, Preset
 from .intervals import Sample, sample
 from .runs import RunRecord
 
@@ -24,16 +24,34 @@ METRICS = {  # of the paper's tables, in their order
     "train_accuracy": "training accuracy",
     "validation_accuracy": "validation accuracy",
 }
-_DATASETS = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "digits": "the embedded digits"}
-MODEL_NAMES = {"logistic-regression": "Logistic regression", "cnn": "CNN"}
+_DATASETS = {
+    "mnist": "MNIST",
+    "fashion-mnist": "Fashion-MNIST",
+    "digits": "the embedded digits",
+    "cifar-10": "CIFAR-10",
+}
+MODEL_NAMES = {
+    "logistic-regression": "Logistic regression",
+    "cnn": "CNN",
+    "colour-cnn": "CNN",
+    "resnet-20": "ResNet-20",
+}
 _METHODS = {
     **{"fgd": "FGD", "fomoh": "FoMoH", "fomoh-bp": "FoMoH-BP", "backprop": "Backpropagation"},
     **{"sgd": "SGD", "adam": "Adam"},
     **{"forward-adam": "Forward gradients, Adam", "forward-sgd": "Forward gradients, SGD"},
     **{"horizon": "HorizonAdam", "gauss-newton": "Gauss-Newton search"},
+    **{"mezo": "MeZO", "fzoo": "FZOO"},
 }
 TEST = {"test_nll": "test NLL", "test_accuracy": "test accuracy"}  # of runs with samples held out
-_BEYOND = ("gauss-newton", "forward-sgd", "forward-adam", "horizon")  # forward-only methods that are not the paper's
+_BEYOND = (
+    "mezo",
+    "fzoo",
+    "gauss-newton",
+    "forward-sgd",
+    "forward-adam",
+    "horizon",
+)  # forward-only methods that are not the paper's
 _WHERE = frozenset({"seed", "device", "evaluate_train", "divergence"})  # runs of one row may differ in these
 _SPEED = _WHERE | {"epochs", "tf32", "compile"}  # and a run may differ from the paper's row in these
 
@@ -164,7 +182,8 @@ class Section:
             return f"Validation is {self.hold_out:,} samples held out from the training split.{once}"
         name = _DATASETS.get(self.dataset, self.dataset)
         whose = ", as in the paper" if self.dataset == "mnist" else ""
-        return f"Validation is the test split of {name}{whose}: whatever was chosen by validation was chosen by it."
+        warning = "hyper-parameters that were chosen on validation were chosen on test data"
+        return f"Validation is the test split of {name}{whose}: {warning}."
 
     @property
     def caution(self) -> str:
@@ -216,11 +235,12 @@ def method_label(config: Config) -> str:
     'FoMoH-3D'
     """
     name = f"FoMoH-{config.k}D" if config.method == "fomoh-kd" else _METHODS[config.method]
-    if config.method == "gauss-newton" or (config.method == "fgd" and config.k > 1):
+    if config.method in ("gauss-newton", "fzoo") or (config.method in ("fgd", "mezo") and config.k > 1):
         name += f" (K = {config.k})"
     if config.method in FORWARD_GRADIENT:
-        name += f" (J = {config.samples})"
-    return name + (" (LR-Sch.)" if config.schedule != "none" else "") + (", averaged" if config.average else "")
+        name += f" (J = {config.samples or '8 to 32'})"
+    name += " (LR-Sch.)" if config.schedule != "none" else ""
+    return name + (", flips and crops" if config.augment else "") + (", averaged" if config.average else "")
 
 
 def slug(config: Config) -> str:
@@ -229,12 +249,12 @@ def slug(config: Config) -> str:
     >>> slug(Config(model="cnn", method="fomoh-kd", k=3, dataset="digits"))
     'cnn-fomoh-kd-3d-digits'
     """
-    preset = _preset(config) or _repeated(config, BEYOND.values())
+    preset = _preset(config) or _repeated(config, (*BEYOND.values(), *CIFAR.values()))
     if preset is not None:
         return preset.name
     size = f"-{config.k}d" if config.method in ("fomoh-kd", "gauss-newton") else ""
-    size += f"-j{config.samples}" if config.method in FORWARD_GRADIENT else ""
-    return f"{config.model}-{config.method}{size}-{config.dataset}"
+    size += f"-j{config.samples or 'own'}" if config.method in FORWARD_GRADIENT else ""
+    return f"{config.model}-{config.method}{size}-{config.dataset}" + ("-augmented" if config.augment else "")
 
 
 def sections(records: Iterable[RunRecord]) -> list[Section]:
@@ -270,7 +290,7 @@ def _repeated(config: Config, presets: Iterable[Preset]) -> Preset | None:
 def _order(group: Group) -> tuple[object, ...]:
     methods = ["fgd", "fomoh", "fomoh-kd", *_BEYOND, "fomoh-bp", "backprop", "sgd", "adam"]
     config = group.config
-    size = methods.index(config.method), config.k, config.samples
+    size = methods.index(config.method), config.k, config.samples or 0
     return (*size, group.scheduled, not group.paper, config.lr, config.batch_size)
 
 

@@ -15,7 +15,7 @@ from ..config import DTYPES, Config
 if TYPE_CHECKING:
     from ..data import Dataset, Split
 
-__all__ = ["Resident", "Samples", "available", "evaluate", "order", "padded", "place"]
+__all__ = ["Resident", "Samples", "available", "chunk", "evaluate", "order", "padded", "place"]
 
 _CHUNK = {"cpu": 1_000, "cuda": 10_000}  # digits evaluated together: the CNN's activations then take 0.1 or 1 GB
 _MASK = 2**64 - 1
@@ -25,7 +25,7 @@ _MASK = 2**64 - 1
 class Samples:
     """Scaled images and their labels on one device."""
 
-    images: Tensor  # (N, 1, 28, 28)
+    images: Tensor  # (N, 1, 28, 28) or (N, 3, 32, 32)
     labels: Tensor  # (N,), int64
 
     def __len__(self) -> int:
@@ -43,6 +43,7 @@ class Resident:
     name: str
     hold_out: int
     sha256: dict[str, str]  # of the files that it was read from
+    black: Tensor  # (C, 1, 1): what a black pixel is
     test: Samples | None = None  # the test split, where it is not the validation split: looked at once, at the end
 
 
@@ -81,11 +82,13 @@ def place(dataset: Dataset | None, config: Config, data_dir: str | None = None) 
     def on_device(split: Split) -> Samples:
         return Samples(data.scaled(split.images, device, dtype), split.labels.to(device))
 
+    images = data.scaled(train.images[:1], device, dtype)
     return Resident(
         *(on_device(train), on_device(validation), device, dtype),
         name=dataset.name,
         hold_out=config.hold_out,
         sha256=dataset.sha256,
+        black=data.black(images),
         test=on_device(dataset.test) if config.hold_out and len(dataset.test.labels) else None,
     )
 
@@ -105,7 +108,9 @@ def order(count: int, seed: int, epoch: int, device: torch.device) -> Tensor:
 
 
 def padded(order: Tensor, size: int) -> Tensor:
-    """All batches of an epoch, (n, size), the last one filled up with -1: one shape is compiled once.
+    """All batches of an epoch, (n, size), the last one filled up: one shape is compiled once.
+
+    A sample i that fills up is -1 - i: it has no loss, but batch norms see it. They are the first of the epoch.
 
     Example:
         >>> padded(torch.arange(5), 2)
@@ -114,7 +119,7 @@ def padded(order: Tensor, size: int) -> Tensor:
                 [ 4, -1]])
     """
     size = min(size, len(order))
-    return functional.pad(order, (0, -len(order) % size), value=-1).reshape(-1, size)
+    return torch.cat([order, -1 - order[: -len(order) % size]]).reshape(-1, size)
 
 
 def mixed(seed: int, epoch: int) -> int:
@@ -139,14 +144,24 @@ def _scrambled(z: int) -> int:
 @torch.no_grad()
 def evaluate(model: nn.Module, samples: Samples) -> tuple[float, float]:
     """The mean NLL and the accuracy over a split, in large chunks; sums in float64, fetched once."""
-    sums = [_sums(model, images, labels) for images, labels in _chunks(samples)]
+    training = model.training
+    model.eval()
+    try:
+        sums = [_sums(model, images, labels) for images, labels in _chunks(samples)]
+    finally:
+        model.train(training)
     nll, hits = torch.stack(sums).sum(0).tolist()
     return nll / len(samples), hits / len(samples)
 
 
 def _chunks(samples: Samples) -> Iterator[tuple[Tensor, Tensor]]:
-    size = _CHUNK[samples.labels.device.type]
+    size = chunk(samples.labels.device)
     yield from zip(samples.images.split(size), samples.labels.split(size), strict=True)
+
+
+def chunk(device: torch.device) -> int:
+    """How many samples are evaluated together."""
+    return _CHUNK[device.type]
 
 
 def _sums(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from jetplane import journal
 from jetplane.errors import JetplaneError
 
 from ..config import Config
@@ -18,6 +19,7 @@ from . import checkpoint
 from . import durable as files
 from .checkpoint import Damaged, State
 from .metrics import Metrics, Summary
+from .recording import NAME as JOURNAL
 
 __all__ = ["Folder", "InUse", "holds_run"]
 
@@ -96,6 +98,7 @@ class Folder:
         self.acquire()
         for name in _OURS:
             (self.path / name).unlink(missing_ok=True)
+        journal.remove(self.path / JOURNAL)
         self._clean()
 
     def open(self, environment: dict[str, object]) -> State | None:

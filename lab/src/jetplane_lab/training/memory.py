@@ -17,7 +17,7 @@ from jetplane import optim
 from jetplane.directions import Mixed, RankOne
 from jetplane.errors import JetplaneError
 
-from ..config import FORWARD_GRADIENT, REVERSE, SECOND_ORDER, Config
+from ..config import FORWARD_GRADIENT, REVERSE, SECOND_ORDER, ZEROTH_ORDER, Config
 
 __all__ = ["Demand", "Peak", "TooLarge", "demand", "free_memory", "kind", "require"]
 
@@ -57,6 +57,8 @@ class Demand:
         reverse = self.all + self.parameters if self.method in REVERSE else 0
         if self.method in REVERSE and self.method not in SECOND_ORDER:
             return reverse + self.largest
+        if self.method in ZEROTH_ORDER:  # a forward pass, and the row of a parameter
+            return 2 * self.largest + self.parameters
         behind = _directions_behind(self.moving, k) if self.layers else None
         rows = 2 * (1 + k) * self.largest
         if behind is not None:

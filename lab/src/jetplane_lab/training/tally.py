@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -69,6 +70,10 @@ class Tally:
     def _enter(self, columns: list[Tensor], sizes: list[int]) -> None:
         self._rows.append(torch.cat([column.detach() for column in columns], dim=1))
         self._sizes += sizes
+
+    def last(self) -> float:
+        """The loss of the last step, NaN before there is one. Waits for the device."""
+        return float(self._rows[-1][-1, 0]) if self._rows else math.nan
 
     def fetch(self, total: Callable[[int], int] = int) -> Running:
         """Wait for the device, and average in float64. ``total`` adds up the hits of all processes."""

@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from jetplane.guard import forward_only
+from jetplane import forward_only
 
 from .. import cost, methods, models
 from ..config import DTYPES, FORWARD_GRADIENT, PER_SAMPLE, REVERSE, SECOND_ORDER, Config
 from . import batches, environment, memory, schedules
+from .augmentation import flipped_and_cropped
 from .averaging import Average
 from .batches import Resident
 from .callbacks import Callback
@@ -29,6 +30,8 @@ from .checkpoint import State
 from .folder import Folder
 from .metrics import Metrics, Summary
 from .precision import arithmetic
+from .recording import Recording
+from .statistics_of_norms import taken_anew
 from .stopping import Stop, stop_signals
 from .tally import Running, Tally
 from .workers import ALONE, Workers
@@ -68,10 +71,10 @@ class Trainer:
 
     ``folder`` is where it is recorded; a checkpoint there is gone on from. ``dataset`` is a Dataset, data that
     `batches.place` put on the device, or None to load what the config names. ``scheduler`` makes the torch scheduler
-    of the schedule "custom". A checkpoint is written after the epoch in which ``checkpoint_seconds`` have passed since
-    the last one, and at the end. ``warn`` is told of damage that could be repaired; by default it is printed.
-    With ``workers`` all processes train together, each on its part of every batch, and the first one alone may have a
-    folder.
+    of the schedule "custom". ``journal`` has each step written down in the folder, too. A checkpoint is
+    written after the epoch in which ``checkpoint_seconds`` have passed since the last one, and at the end. ``warn`` is
+    told of damage that could be repaired; by default it is printed. With ``workers`` all processes train together, each
+    on its part of every batch, and the first one alone may have a folder.
 
     Nothing here draws from torch's generators: initial values, order and directions are functions of the seed. So a
     run that is stopped and resumed is, bit for bit, the run that was not.
@@ -87,6 +90,7 @@ class Trainer:
         scheduler: schedules.MakeScheduler | None = None,
         checkpoint_seconds: float = 30.0,
         warn: Callable[[str], None] | None = None,
+        journal: bool = False,
         workers: Workers = ALONE,
     ) -> None:
         if folder is not None and not workers.writes:
@@ -99,6 +103,9 @@ class Trainer:
         self.data = dataset if isinstance(dataset, Resident) else batches.place(dataset, config)
         _check_data(self.data, config)
         self.model = models.build(config.model, config.seed).to(self.device, DTYPES[config.dtype])
+        self.images = self.data.train.images  # that are trained on
+        if config.augment:
+            self.images = self.images.clone()  # one memory for all epochs: a graph reads there
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
         self.method = methods.make(config, self.model.parameters(), workers.group)
         self.demand = memory.demand(self.model, self.data.train.images[: config.batch_size], config)
@@ -113,11 +120,13 @@ class Trainer:
         self.stop = Stop()
         self._progress = Progress()
         self._in_epoch = False
+        self._tally: Tally | None = None
         self._saved_epoch = 0
         self._checkpoint_seconds = checkpoint_seconds
         self._warn = warn or _print
         self._costs: dict[int, float] = {}  # forward-equivalents of a step, by batch size
         self._peak: memory.Peak | None = None
+        self.recording = Recording(journal, folder, self.method, self.model)
         self.folder = None if folder is None else Folder(Path(folder), config, self._warn)
         if self.folder is not None:
             self._resume(self.folder)
@@ -152,8 +161,17 @@ class Trainer:
         finally:
             inner.close()
 
+    def current_loss(self) -> float:
+        """The loss of the last step of this epoch, NaN before the first. Waits for the device."""
+        return math.nan if self._tally is None else self._tally.last()
+
+    def current_lr(self) -> float:
+        """The learning rate of the next step."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
     def close(self) -> None:
         """Let go of the folder. Training does so by itself at its end."""
+        self.recording.close()
         if self.folder is not None:
             self.folder.release()
 
@@ -169,6 +187,7 @@ class Trainer:
                 callback.begin(self)
             if self._progress.ending is None:
                 self._measure()
+                self.recording.begin()
             self._saved = time.monotonic()
             while self._progress.ending is None and self.stop.by is None:
                 yield from self._train()
@@ -180,8 +199,11 @@ class Trainer:
         """One epoch."""
         self._in_epoch = True
         began = time.perf_counter()
-        tally = Tally(float(self.optimizer.param_groups[0]["lr"]), curved=self.config.method in SECOND_ORDER)
-        order = batches.order(len(self.data.train), self.config.seed, self.epoch, self.device)
+        tally = self._tally = Tally(self.current_lr(), curved=self.config.method in SECOND_ORDER)
+        seed, epoch = self.config.seed, self.epoch
+        order = batches.order(len(self.data.train), seed, epoch, self.device)
+        if self.config.augment:
+            flipped_and_cropped(self.data.train.images, self.data.black, seed, epoch, out=self.images)
         full, rest = divmod(len(order), self.config.batch_size)
         sizes = [self.config.batch_size] * full + [rest] * bool(rest)
         for done in self._steps(order, sizes, tally):
@@ -205,6 +227,7 @@ class Trainer:
         """The steps of an epoch; how many are done, whenever there is time to say so."""
         if not self.config.compile:
             for done, index in enumerate(order.split(self.config.batch_size), 1):
+                self.recording.at(self.epoch, done - 1)
                 with self._guard():
                     self.method.step(self._loss, self.workers.shard(index), has_aux=True)
                 tally.accumulate(self.method.report, len(index))
@@ -232,10 +255,10 @@ class Trainer:
         return self._loss_of(self.model, index)
 
     def _padded_loss(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """The same of a batch that may be filled up with -1; the mean is that over the digits that are there."""
+        """The same of a batch that may be filled up; the mean is that over the digits that are there."""
         there = index >= 0
-        place = index.clamp_min(0)
-        images, labels = self.data.train.images[place], self.data.train.labels[place]
+        place = torch.where(there, index, -1 - index)
+        images, labels = self.images[place], self.data.train.labels[place]
         logits = self.model(images)
         labelled, reduction = torch.where(there, labels, _IGNORED), self._reduction
         loss = functional.cross_entropy(logits, labelled, ignore_index=_IGNORED, reduction=reduction)
@@ -245,7 +268,7 @@ class Trainer:
         return loss, ((logits.argmax(1) == labels) & there).sum()
 
     def _loss_of(self, model: torch.nn.Module, index: Tensor) -> tuple[Tensor, Tensor]:
-        images, labels = self.data.train.images[index], self.data.train.labels[index]
+        images, labels = self.images[index], self.data.train.labels[index]
         logits = model(images)
         loss = self._penalised(functional.cross_entropy(logits, labels, reduction=self._reduction), model)
         return loss, (logits.argmax(1) == labels).sum()
@@ -261,9 +284,15 @@ class Trainer:
     def _reduction(self) -> str:
         return "none" if self.config.method in PER_SAMPLE else "mean"
 
-    def judged(self) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def judged(self) -> Iterator[None]:
         """The parameters by which the run is judged in the model, inside: an average, where there is one."""
-        return methods.evaluated(self.method) if self.average is None else self.average.averaged()
+        average = methods.average_of(self.method) if self.average is None else self.average.averaged()
+        if average is None:
+            yield
+            return
+        with average, taken_anew(self.model, self.images.split(batches.chunk(self.device))):
+            yield
 
     def _finish(self, running: Running, steps: int, seconds: float, peak: int) -> Metrics:
         """Evaluate, schedule, judge and record an epoch."""
@@ -415,6 +444,7 @@ class Trainer:
 
     def _save(self, folder: Folder) -> None:
         averaged = {} if self.average is None else {_AVERAGE: self.average.state_dict()}
+        self.recording.commit()
         folder.save(
             State(
                 config=self.config.digest(),
@@ -462,6 +492,13 @@ def _check_data(data: Resident, config: Config) -> None:
     for name, there, here in zip(names, (data.name, data.hold_out, data.device, data.dtype), wanted, strict=True):
         if there != here:
             raise ValueError(f"the data given has {name} {there!s}, but the config {here!s}; expected the same.")
+    shape, wanted_shape = tuple(data.train.images.shape[1:]), models.shape(config.model)
+    if shape != wanted_shape:
+        fitting = ", ".join(name for name in models.MODELS if models.shape(name) == shape) or "none here"
+        raise ValueError(
+            f"model {config.model} takes images {wanted_shape}, but those of {data.name} are {shape}; expected a model "
+            f"for them: {fitting}."
+        )
 
 
 def _print(sentence: str) -> None:

@@ -15,11 +15,14 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cache
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+
+Number = TypeVar("Number", float, Fraction)
 
 
 class Lifted(Protocol):
@@ -310,10 +313,10 @@ class Quadratic:
         return -(self.slope @ c + c @ self.curvature @ c / 2)
 
     @staticmethod
-    def decrease_of(slope: list[float], curvature: list[list[float]], coefficients: list[float]) -> float:
-        """The same in Python's own arithmetic, which for a few numbers takes less time than tensors do."""
+    def decrease_of(slope: list[Number], curvature: list[list[Number]], coefficients: list[Number]) -> Number:
+        """The same in Python's own arithmetic: for a few numbers less time than tensors take, for fractions exact."""
         c, mul = coefficients, operator.mul
-        bent = [sum(map(mul, row, c)) for row in curvature]
+        bent: list[Any] = [sum(map(mul, row, c)) for row in curvature]
         return -(sum(map(mul, slope, c)) + sum(map(mul, bent, c)) / 2)
 
     def __add__(self, other: Quadratic) -> Quadratic:

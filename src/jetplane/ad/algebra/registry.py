@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from .. import _torch
+from ..storage_geometry import declared
 
 
 class Kind(Enum):
@@ -122,13 +123,21 @@ def argument_names(op: Any) -> tuple[str, ...]:
     return tuple(argument.name for argument in op._schema.arguments)
 
 
+def is_elementwise(op: Any) -> bool:
+    """Whether each entry of the result depends on one entry of each argument, and on nothing drawn at random.
+
+    On a function of parameters and constants such an operation makes another one: scale * (p - start) ** 2.
+    """
+    return plan(op).traits.pointwise and torch.Tag.nondeterministic_seeded not in op.tags
+
+
 @cache
 def plan(op: Any) -> Treatment:
     """How the engine treats overload ``op`` when it touches a perturbed tensor."""
     if op.namespace == "prim":  # a tracer's questions: prim.device of a tensor without values
         return Treatment(Kind.CONSTANT, "constant")
     rule = _TABLE.get(op)
-    writes = tuple(a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write)
+    writes = declared(op)
     if rule is None and writes:
         return _inplace(op, writes)
     rule = lookup(op)

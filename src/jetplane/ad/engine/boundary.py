@@ -28,7 +28,7 @@ from ...errors import MissingBoundary, UnsupportedProgram
 from .. import _torch
 from ..algebra.families import jet_rule
 from ..algebra.jet import Operand, PairSet
-from ..algebra.registry import plan
+from ..algebra.registry import is_elementwise, plan
 from ..rules.indexing import GATHERS
 from ..storage_geometry import Geometry, covers, geometry
 from .locate import call_site
@@ -234,8 +234,7 @@ class Recipe:
         return out
 
 
-# with tensors that are no parameters, as in scale * (p - start) ** 2; a product with data is a model
-_ARITHMETIC = (aten.add, aten.sub, aten.rsub, aten.mul, aten.div, aten.pow, aten.where, aten.maximum, aten.minimum)
+_CHOICES = (aten.where, aten.masked_fill)  # entry by entry as well, though no function of one entry of each argument
 
 
 @dataclass(frozen=True, eq=False)
@@ -557,7 +556,7 @@ def _is_layer(func: Any, tensors: Sequence[Tensor], tracked: Sequence[Tensor], v
     with_others = len(tensors) > len(tracked)
     if with_others and value.numel() > max(tensor.numel() for tensor in tracked):
         return True
-    if func.overloadpacket in _ARITHMETIC:
+    if is_elementwise(func) or func.overloadpacket in _CHOICES:  # a product with data is larger, or no such operation
         return False
     if gathered and len(tracked) > 1:
         return True

@@ -54,7 +54,7 @@ class GradSwitches:
     def begin(self) -> None:
         """Take the state as it is for what the program starts with: that stops nothing."""
         self._off = False
-        self._blind = not torch.is_grad_enabled()  # what the program asks for, and puts back, is not its own state
+        self.blind = not torch.is_grad_enabled()  # what the program asks for, and puts back, is not its own state
         self._inferring = torch.is_inference_mode_enabled()
         self._before: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()  # off, by context
         self._by_call: Any = None  # the set_grad_enabled that was made, not entered, and switched off
@@ -68,7 +68,7 @@ class GradSwitches:
 
     def answer(self, code: CodeType, enabled: bool) -> bool:
         """What the program is told that asks whether autograd is on: yes, unless it has switched it off itself."""
-        if not self._stops or not self._blind or is_library(code):
+        if not self._stops or not self.blind or is_library(code):
             return enabled
         self._asked = True
         return not self._off
@@ -106,12 +106,12 @@ class GradSwitches:
 
     def _stay_off(self, enabled: bool) -> None:
         """Where the program goes back to what it started with, or was told: in this pass that is off."""
-        if enabled and self._blind and (self._asked or self._by_call is not None):
+        if enabled and self.blind and (self._asked or self._by_call is not None):
             _torch.SET_GRAD_ENABLED(False)
 
     def _refuse_unclear(self, enabled: bool) -> None:
         """Off by a call, and once more: that may be the state from before, asked for where it is not seen."""
-        if enabled or not self._blind or self._before_off():
+        if enabled or not self.blind or self._before_off():
             return
         if self._by_call is not None:
             raise UnsupportedProgram(

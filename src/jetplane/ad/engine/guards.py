@@ -105,18 +105,21 @@ class _Hooks:
 
 
 _IS_GRAD_ENABLED = torch.is_grad_enabled
+_COMPILE = torch.compile
 
 
 def _install() -> None:
     _torch.SingleLevelFunction.apply = classmethod(_apply)  # type: ignore[attr-defined]
     _HANDOVERS.install()
     torch.is_grad_enabled = _is_grad_enabled
+    torch.compile = _compile
 
 
 def _uninstall() -> None:
     del _torch.SingleLevelFunction.apply  # type: ignore[attr-defined]
     _HANDOVERS.uninstall()
     torch.is_grad_enabled = _IS_GRAD_ENABLED
+    torch.compile = _COMPILE
 
 
 # -- the state of autograd ------------------------------------------------------------------------------------------
@@ -131,20 +134,29 @@ def _is_grad_enabled() -> bool:
     return enabled
 
 
+# -- the compiler ---------------------------------------------------------------------------------------------------
+
+
+def _compile(*args: Any, **kwargs: Any) -> Any:
+    """``torch.compile`` while a pass runs, as torch.cond calls it: what it makes runs as it is."""
+    _torch.uncompiled.begin_late()
+    return _COMPILE(*args, **kwargs)
+
+
 # -- torch.autograd.Function --------------------------------------------------------------------------------------
 
 
 def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     """``Function.apply`` while a pass runs: a Function's forward body is not what its author differentiates."""
     original = super(_torch.SingleLevelFunction, cls).apply
+    if cls.__module__ in _TRANSPARENT:  # also where the perturbed tensors are captured, and the arguments data
+        return original(*args, **kwargs)
     tensors = [_torch.unwrap_functorch(a) for a in _torch.pytree.tree_leaves((args, kwargs)) if isinstance(a, Tensor)]
     if not any(mode.tracks(tensor) for mode, _ in _ACTIVE if not mode.switches.off for tensor in tensors):
         with contextlib.ExitStack() as stack:
             for mode, _ in _ACTIVE:
                 stack.enter_context(mode.inside_function(cls.__name__))
             return original(*args, **kwargs)
-    if cls.__module__ in _TRANSPARENT:
-        return original(*args, **kwargs)
     rule = lookup(cls)
     if rule is None:
         for mode, _ in _ACTIVE:

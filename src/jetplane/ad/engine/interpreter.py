@@ -17,7 +17,7 @@ from torch import Tensor
 from ...errors import MissingRule, UnsupportedProgram
 from .. import _torch, rules
 from ..algebra.jet import Operand, PairSet
-from ..algebra.registry import Kind, Treatment, plan
+from ..algebra.registry import Kind, Treatment, lookup, plan
 from ..algebra.sparse import SparseOperand, Support, padded, term_of
 from ..storage_geometry import written
 from .boundary import AtOnce, Boundary
@@ -119,6 +119,10 @@ class JetMode(_torch.DispatchMode):
         key = id(tensor)
         self._stopped[key] = weakref.ref(tensor, lambda _: self._stopped.pop(key, None))
 
+    def forget(self, tensor: Tensor) -> None:
+        """Let no tangent be in this tensor's memory, which no other shares."""
+        self._records.pop(tensor.untyped_storage(), None)
+
     def is_stopped(self, tensor: Tensor) -> bool:
         """Whether the user detached this tensor, or a tensor that it is a view of."""
         reference = self._stopped.get(id(tensor))
@@ -128,6 +132,8 @@ class JetMode(_torch.DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if isinstance(func, _torch.HigherOrderOperator):
+            return self._call(func, args, kwargs)
         out = self._dispatch(func, types, args, kwargs)
         if self.witness is not None:
             self.witness.note(func, args, kwargs, out)
@@ -154,6 +160,14 @@ class JetMode(_torch.DispatchMode):
             return self._follow(step, func, args, kwargs, tracked)
         except MissingRule as error:
             raise self._explain(func, error) from None
+
+    def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """An operator of higher order: the functions that it takes are parts of the program, whatever they capture."""
+        rule = lookup(func)
+        if rule is None:
+            raise self._explain(func, MissingRule(f"{func} has no rule", str(func)))
+        with self.above(), every_stop(), self:
+            return rule.apply(*args, **kwargs)
 
     def _constant(self, func: Any, args: Any, kwargs: Any) -> Any:
         """An operation where the program has switched autograd off: what it returns, be it a view, does not vary.

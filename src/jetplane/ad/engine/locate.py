@@ -28,6 +28,11 @@ def current_module() -> str:
     return module_path(_walk()[1])
 
 
+def current_line() -> str:
+    """The innermost file and line outside of torch and jetplane: the program's, or that of a library that it calls."""
+    return _walk()[0]
+
+
 def called_by_autograd() -> bool:
     """Whether the innermost caller outside of jetplane is torch's own differentiation code, not the program.
 
@@ -39,6 +44,17 @@ def called_by_autograd() -> bool:
             return False
         frame = frame.f_back
     return frame is not None and is_differentiation(frame.f_code)
+
+
+def users_level() -> int:
+    """The ``stacklevel`` at which a warning of the one who calls this names the first line outside of libraries.
+
+    Counting frames goes wrong where torch wraps a step once more, as its schedulers and hooks do.
+    """
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and is_library(frame.f_code):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def is_ours(code: CodeType) -> bool:

@@ -9,12 +9,15 @@ from __future__ import annotations
 import math
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
+from ...errors import UnsupportedProgram
 from .. import _torch
 from ..algebra.jet import Operand
 from ..algebra.sparse import Block, Factors, SparseOperand, Support, Term, gathered, padded
 from ..storage_geometry import Geometry, covers, elements, geometry, storage_order
+from .locate import call_site
 
 
 class Source(Protocol):
@@ -68,6 +71,7 @@ class Record:
         self._owned = False
         if geometry(tensor) == self._anchor:
             return self._parts[0], self._parts[1]
+        _refuse_bytes(tensor, self._dtype)
         self._flatten(tensor)
         tangent, second = (None if part is None else _view(part, tensor) for part in self._parts)
         return tangent, second
@@ -125,6 +129,15 @@ class Record:
         self._anchor = flat
 
 
+def _refuse_bytes(tensor: Tensor, dtype: torch.dtype) -> None:
+    """Raise where memory is read as numbers of another kind than its rows are derivatives of."""
+    if tensor.dtype != dtype:
+        raise UnsupportedProgram(
+            f"{call_site('the program')} reads the memory of a perturbed tensor of {dtype} as {tensor.dtype}, as "
+            "share_memory_() and deepcopy do, where tangents get lost; expected .clone(), or .detach() before it."
+        )
+
+
 def _view(flat: Tensor, tensor: Tensor) -> Tensor:
     """The rows of ``tensor`` inside rows (R, elements) of its whole storage."""
     size, stride, offset = geometry(tensor)
@@ -151,6 +164,7 @@ class Seed:
         self._blocks: list[Block] | None = None
         self._views: Record | None = None
         self._shape = geometry(tensor)
+        self._dtype = tensor.dtype
         self.label = label
         self.used = False
 
@@ -158,6 +172,7 @@ class Seed:
         """Tangent and second rows of ``tensor``, a view of the leaf."""
         if geometry(tensor) == self._shape:
             return self._tangent(), self._source.second()
+        _refuse_bytes(tensor, self._dtype)
         if self._views is None:
             record = self.record(tensor)
             if self._held is None:

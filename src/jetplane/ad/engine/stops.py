@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -34,6 +35,7 @@ class Follower(Protocol):
     @property
     def switches(self) -> GradSwitches: ...
     def stop(self, tensor: Tensor) -> None: ...
+    def forget(self, tensor: Tensor) -> None: ...
     def tracks(self, tensor: Tensor) -> bool: ...
     def inside_loss(self, func: Any, args: Any, kwargs: Any) -> contextlib.AbstractContextManager[None]: ...
 
@@ -78,6 +80,48 @@ def _stop_output(jets: Follower, func: Any, args: Any, kwargs: Any) -> Any:
     if not called_by_autograd():
         jets.stop(_torch.unwrap_functorch(out))
     return out
+
+
+def _new_constant(jets: Follower, func: Any, args: Any, kwargs: Any) -> Any:
+    # in memory of its own, so that it can be written to as any other
+    out = func(*args, **kwargs)
+    jets.forget(_torch.unwrap_functorch(out))
+    return out
+
+
+class _SeenEngine:
+    """torch's engine of backward passes, with the modes on: it runs parts of the program, once more or for the first
+    time, as checkpoints and a Function's ``backward`` are. A function mode is off while the function it sees runs."""
+
+    def __init__(self) -> None:
+        self._engine = _torch.engine()
+        self._thread = threading.get_ident()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def run_backward(self, *args: Any, **kwargs: Any) -> Any:
+        with every_stop() if threading.get_ident() == self._thread else contextlib.nullcontext():
+            return self._engine.run_backward(*args, **kwargs)
+
+
+_NO_GRAPH = "does not require grad and does not have a grad_fn"
+
+
+def _differentiate(jets: Follower, func: Any, args: Any, kwargs: Any) -> Any:
+    engine = _torch.engine()
+    _torch.set_engine(_SeenEngine())
+    try:
+        return func(*args, **kwargs)
+    except RuntimeError as error:
+        if _NO_GRAPH in str(error) and jets.switches.blind:
+            raise UnsupportedProgram(
+                f"{call_site('the program')} differentiates what has no graph, for a pass runs with autograd off "
+                f"({error}); expected torch.enable_grad() around a program that differentiates inside itself."
+            ) from error
+        raise
+    finally:
+        _torch.set_engine(engine)
 
 
 def _switch(jets: Follower, func: Any, args: Any, kwargs: Any) -> Any:
@@ -145,7 +189,10 @@ _HOOKS: dict[Any, Any] = {
     torch.Tensor.detach_: _stop_output,
     torch.detach_: _stop_output,
     torch.Tensor.data.__get__: _stop_output,  # type: ignore[attr-defined]
-    torch.tensor: _stop_output,
+    torch.tensor: _new_constant,
+    torch.autograd.grad: _differentiate,
+    torch.autograd.backward: _differentiate,
+    torch.Tensor.backward: _differentiate,
     torch.nn.functional.gumbel_softmax: _gumbel_softmax,
     torch.Tensor.data.__set__: _refuse_tracked,  # type: ignore[attr-defined]
     torch.Tensor.numpy: _refuse_tracked,

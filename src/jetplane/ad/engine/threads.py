@@ -7,7 +7,6 @@ queue something that may be work, that is a perturbed tensor or a function. What
 
 from __future__ import annotations
 
-import functools
 import queue
 import threading
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from .locate import call_site
 
 __all__ = ["Handovers"]
 
-_HARMLESS = ("multiprocessing", "torch.utils.data", "tqdm")
+_HARMLESS = ("multiprocessing", "concurrent.futures.process", "torch.utils.data", "tqdm")
 _POOL = ("apply_async", "_map_async", "imap", "imap_unordered")  # what the other methods of a pool call
 
 
@@ -53,7 +52,7 @@ class Handovers:
         original = owner.__dict__[name]
         self._replaced.append((owner, name, original))
 
-        @functools.wraps(original)
+        # not functools.wraps, which a step of few operations would notice: it is there for the length of a pass
         def checked(given: Any, *args: Any, **kwargs: Any) -> Any:
             if self._owned(threading.get_ident()) and loses(given, *args, *kwargs.values()):
                 raise UnsupportedProgram(

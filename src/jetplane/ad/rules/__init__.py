@@ -6,10 +6,20 @@ import importlib
 from functools import cache
 
 MODULES = (
-    *("elementwise", "special", "activations", "shapes", "indexing", "reductions", "products", "pooled"),
+    *(
+        "elementwise",
+        "special",
+        "gamma_function",
+        "activations",
+        "shapes",
+        "indexing",
+        "reductions",
+        "products",
+        "pooled",
+    ),
     *("factorisations", "spectra", "determinants"),
     *("layers", "norms", "attention", "losses", "backward"),
-    *("well_known_functions", "torchvision_operations"),
+    *("control_flow", "well_known_functions", "torchvision_operations"),
 )
 
 

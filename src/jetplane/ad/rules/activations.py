@@ -83,7 +83,7 @@ def _softplus_first(x: Tensor, y: Tensor, beta: float = 1, threshold: float = 20
 
 
 def _softplus_second(x: Tensor, y: Tensor, d: Tensor, beta: float = 1, threshold: float = 20) -> Tensor:
-    return where(x * beta > threshold, 0.0, beta * sigmoid(x * beta) * sigmoid(-x * beta))
+    return where(x * beta >= threshold, 0.0, beta * sigmoid(x * beta) * sigmoid(-x * beta))  # torch's side at the kink
 
 
 elementwise(aten.softplus, _softplus_first, _softplus_second)
@@ -95,7 +95,7 @@ def _elu_first(x: Tensor, y: Tensor, alpha: float = 1, scale: float = 1, input_s
 
 
 def _elu_second(x: Tensor, y: Tensor, d: Tensor, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Tensor:
-    return where(x > 0, 0.0, d * input_scale)
+    return where(x >= 0, 0.0, d * input_scale)  # at the kink torch's side, which has none
 
 
 elementwise(aten.elu, _elu_first, _elu_second)

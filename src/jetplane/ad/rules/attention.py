@@ -141,3 +141,19 @@ KERNELS = {
 }
 for _op, _names in KERNELS.items():
     _kernel(_op, _names)
+
+
+def options_of(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """What a kernel is given behind query, key and value, by name."""
+    return dict(zip(KERNELS[func], args[3:], strict=False)) | kwargs
+
+
+def bias_of(options: dict[str, Any]) -> Tensor | None:
+    """What is added to the scores, or tells which of them count."""
+    bias: Tensor | None = options.get("attn_bias", options.get("attn_mask"))
+    return bias
+
+
+def drops(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether a kernel drops weights at random, and does not say which."""
+    return bool(options_of(func, args, kwargs).get("dropout_p", 0.0) > 0)

@@ -39,7 +39,7 @@ constant(
     *(aten.logical_not, aten.logical_and, aten.logical_or, aten.logical_xor, aten._local_scalar_dense),
     *(aten.rand_like, aten.randn_like, aten.randint_like, aten.bernoulli, aten.normal, aten.uniform, aten.poisson),
     *(aten.exponential, aten.random, aten.normal_functional, aten.cauchy, aten.geometric, aten.log_normal),
-    *(aten.multinomial, aten.binomial, aten._standard_gamma_grad),
+    *(aten.multinomial, aten.binomial),
 )
 
 # -- powers, exponentials, logarithms ------------------------------------------------------------------------------

@@ -170,5 +170,7 @@ def _index_reduce(
     return _scatter_reduce_clipped(x, dim, full, source, name, include_self=include_self)
 
 
+# torch.nn.functional.embedding calls it on the detached weight: the weight is shortened, and varies as it did
+constant(aten.embedding_renorm_.default)
 composite(aten.scatter_reduce.two, _scatter_reduce_clipped)
 composite(aten.index_reduce, _index_reduce)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...errors import MissingRule, UnsupportedProgram
-from ..algebra.families import composite, jet_rule
+from ..algebra.families import chain, composite, jet_rule, primal_of
 from ..algebra.jet import Operand, PairSet
 
 aten = torch.ops.aten
@@ -62,6 +62,36 @@ def _soft_margin_loss(x: Tensor, target: Tensor, reduction: int = _MEAN) -> Tens
 
 
 composite(aten.soft_margin_loss, _soft_margin_loss)
+
+
+# -- binary cross entropy ---------------------------------------------------------------------------------------------
+
+_LEAST = 1e-12  # torch's bound for x (1 - x), by which the derivatives are finite where a sigmoid is 0 or 1
+
+
+@jet_rule(aten.binary_cross_entropy.default)
+def _binary_cross_entropy(
+    pairs: PairSet, op: Any, x: Any, target: Any, weight: Any = None, reduction: int = _MEAN
+) -> Operand:
+    """-t log x - (1 - t) log(1 - x), with the bounds of torch's backward passes."""
+    if isinstance(weight, Operand):
+        raise MissingRule(f"the rule of {op} does not differentiate its argument 'weight', which is perturbed", str(op))
+    p, t = primal_of(x), primal_of(target)
+    spread = (p * (1 - p)).clamp(min=_LEAST)
+    by_target = torch.log1p(-p).clamp(min=-100) - torch.log(p).clamp(min=-100)
+    bent = (p * p - 2 * p * t + t) / ((p + _LEAST) * (1 - p + _LEAST)) ** 2
+    hessian = {(0, 0): bent, (0, 1): -1 / spread} if pairs.rows else {}
+    jet = chain(pairs, op(p, t, None, _NONE), [x, target], [(p - t) / spread, by_target], hessian)
+
+    def reduced(rows: Tensor) -> Tensor:
+        rows = rows if weight is None else rows * weight
+        if reduction == _NONE:
+            return rows
+        rows = rows.reshape(rows.shape[0], -1)
+        return rows.mean(1) if reduction == _MEAN else rows.sum(1)
+
+    parts = [None if rows is None else reduced(rows) for rows in (jet.tangent, jet.second)]
+    return Operand(op(p, t, weight, reduction), *parts)
 
 
 # -- losses that are quadratic near zero ------------------------------------------------------------------------------

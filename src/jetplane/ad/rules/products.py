@@ -41,6 +41,9 @@ class MatMul:
         return torch.matmul(a, b)
 
     def right(self, a: Tensor, b: Tensor) -> Tensor:
+        if a.layout is not torch.strided:  # it has no axis to add to, nor a product with several matrices
+            rows, inner, n = b.shape
+            return (a @ b.permute(1, 0, 2).reshape(inner, rows * n)).reshape(-1, rows, n).permute(1, 0, 2)
         if a.ndim == 2 and b.shape[2] <= _NARROW:
             return self.grid(a.unsqueeze(0), b)[0]
         return torch.matmul(a, b)
@@ -71,9 +74,11 @@ def _matmul(op: Any, a: Tensor, b: Tensor) -> MatMul:
 
 
 bilinear(aten.mm.default, _matmul)
+composite(aten._sparse_addmm.default, lambda bias, a, b, *, beta=1, alpha=1: beta * bias + alpha * torch.mm(a, b))
 bilinear(aten.bmm.default, _matmul)
 bilinear(aten.mv.default)
 bilinear(aten.dot.default)
+bilinear(aten._grouped_mm.default)
 bilinear(aten.vdot.default)
 bilinear(aten.linalg_cross.default)
 

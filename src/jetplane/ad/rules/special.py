@@ -60,12 +60,6 @@ def _of_the_second(op: Any, first: Callable[..., Tensor], second: Callable[..., 
         return chain(pairs, op(order, x.primal), [order, x], [None, d], hessian)
 
 
-def _gamma_density(a: Tensor, x: Tensor) -> Tensor:
-    return exp(torch.xlogy(a - 1, x) - x - torch.lgamma(a))
-
-
-_of_the_second(aten.igamma, _gamma_density, lambda a, x, d: d * ((a - 1) / x - 1))
-_of_the_second(aten.igammac, lambda a, x: -_gamma_density(a, x), lambda a, x, d: d * ((a - 1) / x - 1))
 _of_the_second(
     aten.special_zeta,
     lambda s, q: -s * torch.special.zeta(s + 1, q),

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import MissingRule
+from ...errors import MissingRule, UnsupportedProgram
+from .. import _torch
 from ..algebra.jet import Operand, PairSet
 from ..algebra.registry import Kind, Treatment
 from ..engine.interpreter import JetMode
-from ..engine.locate import current_module
+from ..engine.locate import current_line, current_module
 from .directions import Given, Leaf
 from .passes import Pass, check_leaf
 from .program import as_closure
@@ -30,6 +31,7 @@ class CoverageRow:
     op: str
     family: str  # the rule's family, "missing" where there is no rule
     calls: int
+    line: str = ""  # file and line of the call, innermost outside of torch: it may be another library's
 
     @property
     def covered(self) -> bool:
@@ -54,19 +56,20 @@ class Coverage:
         return tuple(sorted({row.op for row in self.rows if not row.covered}))
 
     def __str__(self) -> str:
-        table = [("module", "operation", "rule", "calls")]
-        table += [(row.module or "-", row.op, row.family, str(row.calls)) for row in self.rows]
-        widths = [max(len(line[column]) for line in table) for column in range(4)]
+        table = [("module", "operation", "rule", "calls", "line")]
+        table += [(row.module or "-", row.op, row.family, str(row.calls), row.line) for row in self.rows]
+        widths = [max(len(line[column]) for line in table) for column in range(5)]
         lines = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in table]
         verdict = "every operation has a rule" if self.complete else f"without a rule: {', '.join(self.missing)}"
         return "\n".join([*lines, verdict])
 
 
+@_torch.apart_from_graphs
 def coverage(func: Callable[..., Any], primals: Any) -> Coverage:
     """Run ``func(*primals)`` once and list the operations that the primals' derivatives pass through, per module.
 
     A ``func`` without arguments is a closure that uses ``primals`` (a list of tensors or a mapping) in place. Where an
-    operation has no rule the survey goes on, so all of them are found in one run.
+    operation has no rule, or makes complex numbers, the survey goes on, so all of them are found in one run.
 
     Example:
         >>> report = coverage(lambda x: torch.tanh(x).sum(), torch.ones(3))
@@ -85,7 +88,7 @@ def coverage(func: Callable[..., Any], primals: Any) -> Coverage:
         replay.run(lambda: _run(one, program))
     finally:
         replay.rewind()  # a survey leaves no trace in buffers and random state
-    return Coverage(tuple(CoverageRow(*key, calls) for key, calls in mode.seen.items()))
+    return Coverage(tuple(CoverageRow(*key[:3], calls, key[3]) for key, calls in mode.seen.items()))
 
 
 def _run(one: Pass, program: Callable[[], Any]) -> None:
@@ -98,7 +101,7 @@ class _Survey(JetMode):
 
     def __init__(self, pairs: PairSet) -> None:
         super().__init__(pairs)
-        self.seen: dict[tuple[str, str, str], int] = {}
+        self.seen: dict[tuple[str, str, str, str], int] = {}
         self._depth = 0
 
     def run_function(self, name: str, call: Callable[[], Any]) -> Any:
@@ -111,15 +114,20 @@ class _Survey(JetMode):
         self._return(_with_zero_rows(out), ())
         return out
 
+    def _enter(self, value: Tensor, jet: Operand) -> None:
+        self._overwrite(value, jet)  # complex numbers, too: the survey goes on past them
+
     def _note(self, op: str, family: str) -> None:
-        key = (current_module(), op, family)
+        key = (current_module(), op, family, current_line())
         self.seen[key] = self.seen.get(key, 0) + 1
 
     def _follow(self, step: Treatment, func: Any, args: Any, kwargs: Any, tracked: list[Tensor]) -> Any:
         self._depth += 1
         try:
+            if step.kind is not Kind.VIEW and any(tensor.is_complex() for tensor in tracked):
+                raise MissingRule("there are no rules for complex numbers", str(func))
             out = super()._follow(step, func, args, kwargs, tracked)
-        except MissingRule:
+        except (MissingRule, UnsupportedProgram):
             self._note(str(func), "missing")
             out = func(*args, **kwargs)
             return self._return(_with_zero_rows(out), args)
@@ -135,6 +143,7 @@ def _with_zero_rows(out: Any) -> Any:
     """Outputs that stay perturbed, so that what follows is surveyed too."""
     if isinstance(out, tuple | list):
         return type(out)(map(_with_zero_rows, out))
-    if isinstance(out, Tensor) and out.is_floating_point() and out.layout is torch.strided:
+    varies = isinstance(out, Tensor) and (out.is_floating_point() or out.is_complex())
+    if varies and out.layout is torch.strided:
         return Operand(out, torch.zeros_like(out).unsqueeze(0), None)
     return out

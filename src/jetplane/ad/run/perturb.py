@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...errors import UnsupportedProgram
+from .. import _torch
 from ..algebra.curvature_table import Order, entry
 from ..algebra.jet import Jet, PairSet, Quadratic
 from ..engine.guards import refuse_transforms
@@ -22,6 +24,14 @@ __all__ = ["perturb"]
 
 
 _OPEN: dict[int, list[Any]] = {}  # blocks that have not ended, by thread, the innermost last
+
+
+@_torch.apart_from_graphs
+def _refuse_graphs() -> None:
+    raise UnsupportedProgram(
+        "perturb was entered inside torch.compile, which takes the program apart where the block begins; expected it "
+        "outside of the compiled function, or a transform such as jetplane.quadratic, which runs as it is there."
+    )
 
 
 class perturb:
@@ -54,6 +64,8 @@ class perturb:
         allow_unused: bool = False,
         no_grad: str = "stop",
     ) -> None:
+        if torch.compiler.is_dynamo_compiling():
+            _refuse_graphs()
         refuse_transforms()
         labels, leaves = _named(params)
         rows = _rows(directions, leaves, labels, params)

@@ -26,6 +26,8 @@ class Replay:
     After the last call, buffers and random state are as after a single run.
     """
 
+    watches = False  # a run that nothing comes after need not be told to it
+
     def __init__(self, devices: Iterable[torch.device] = ()) -> None:
         self._cuda = sorted({d.index or 0 for d in devices if d.type == "cuda"})
         self._random: _Random | None = None
@@ -66,6 +68,10 @@ class Replay:
         """Whether a run has written to memory from outside the program."""
         return bool(self._writes._saved)
 
+    def wrote_to(self, tensor: Tensor) -> bool:
+        """Whether a run has written to the memory of a tensor from outside the program."""
+        return tensor.untyped_storage() in self._writes._saved
+
     @contextlib.contextmanager
     def unwatched(self) -> Iterator[None]:
         """Inside, writes are not looked for, which is faster where there are none."""
@@ -103,14 +109,18 @@ class _Writes(_torch.DispatchMode):
         for storage, contents in self._saved.items():
             storage.copy_(contents)
 
+    def _save(self, storage: Any) -> None:
+        """Keep what a storage holds, unless the program has made it."""
+        if storage not in self._born and storage not in self._saved:
+            self._saved[storage] = storage.clone()
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self.paused:
             return func(*args, **kwargs)
-        for tensor in _tensors(written(func, args, kwargs)):
-            storage = tensor.untyped_storage()
-            if storage not in self._born and storage not in self._saved:
-                self._saved[storage] = storage.clone()
+        for tensor in written(func, args, kwargs):
+            if tensor.layout is torch.strided:
+                self._save(tensor.untyped_storage())
         out = func(*args, **kwargs)
         inputs = {id(t.untyped_storage()) for t in _tensors((args, kwargs))}
         for tensor in _tensors(out):

@@ -137,6 +137,7 @@ def _part(tree: Any, read: Callable[[Any], Any]) -> Any:
     return _map(read, tree, is_leaf=_is_jet)
 
 
+@_torch.apart_from_graphs
 def jvp(func: Callable[..., Any], primals: Any, tangents: Any, *, has_aux: bool = False, no_grad: str = "stop") -> Any:
     """The value of ``func`` and its derivative along ``tangents``: ``(output, J v)``.
 
@@ -152,6 +153,7 @@ def jvp(func: Callable[..., Any], primals: Any, tangents: Any, *, has_aux: bool 
     return problem.finish(_part(tree, lambda j: j.primal), _part(tree, lambda j: j.tangent[0]))
 
 
+@_torch.apart_from_graphs
 def hyperdual(
     func: Callable[..., Any],
     primals: Any,
@@ -186,6 +188,7 @@ def hyperdual(
     return problem.finish(number)
 
 
+@_torch.apart_from_graphs
 def jet(
     func: Callable[..., Any],
     primals: Any,
@@ -216,6 +219,7 @@ def jet(
     )
 
 
+@_torch.apart_from_graphs
 def quadratic(
     func: Callable[..., Any],
     primals: Any,
@@ -257,6 +261,7 @@ def quadratic_of(result: Any, pairs: PairSet, kind: Entry) -> Quadratic:
     return kind.read(result, pairs)
 
 
+@_torch.apart_from_graphs
 def gradient(
     func: Callable[..., Any],
     primals: Any,
@@ -278,6 +283,7 @@ def gradient(
     return problem.finish(_part(tree, lambda j: _by_primal(problem, j.tangent.movedim(0, -1))))
 
 
+@_torch.apart_from_graphs
 def hvp(
     func: Callable[..., Any],
     primals: Any,
@@ -300,6 +306,7 @@ def hvp(
     return problem.finish(_part(tree, lambda j: _by_primal(problem, j.second.movedim(0, -1))))
 
 
+@_torch.apart_from_graphs
 def hessian(
     func: Callable[..., Any],
     primals: Any,
@@ -339,6 +346,7 @@ def _by_primal(problem: Problem, flat: Tensor) -> Any:
     return _unflatten(shaped, problem.structure)
 
 
+@_torch.apart_from_graphs
 def laplacian(
     func: Callable[..., Any],
     primals: Any,

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import _torch
 from ..algebra.jet import PairSet, Quadratic
 from .directions import Given, Leaf
 from .passes import Pass, check_leaf
@@ -70,6 +71,7 @@ class Verification:
 _ALL = "all together"
 
 
+@_torch.apart_from_graphs
 def verify(func: Callable[..., Any], params: Any, *, seed: int = 0, directions: int = 3) -> Verification:
     """Compare slopes and curvatures along random directions with finite differences, and say where they part.
 

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...ad.algebra.registry import name_of
+from ...ad.algebra.registry import is_elementwise, name_of
 from ..program.done import Done
-from ..program.watch import Path, functional, is_elementwise
+from ..program.watch import Path, functional
 from . import load
 
 __all__ = [

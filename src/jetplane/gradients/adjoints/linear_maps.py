@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -46,16 +48,17 @@ def _dot(delta: Tensor, done: Done, path: Path) -> Tensor:
 
 def _convolution(delta: Tensor, done: Done, path: Path) -> Tensor:
     x, weight, bias, *options = done.args
-    unbatched = x.ndim == len(options[0]) + 1
+    if x.ndim == len(options[0]) + 1:  # without a batch
+        done = replace(done, args=(x.unsqueeze(0), *done.args[1:]))
+        found = _convolution(delta.unsqueeze(0), done, path)
+        return found.squeeze(0) if path == (0,) else found
     if path == (2,):
-        return delta.sum([axis for axis in range(delta.ndim) if axis != (0 if unbatched else 1)])
-    if unbatched:
-        delta, x = delta.unsqueeze(0), x.unsqueeze(0)
+        return delta.sum([0, *range(2, delta.ndim)])
     sizes = None if bias is None else list(bias.shape)
-    parts = aten.convolution_backward(delta, x, weight, sizes, *options[:6], [path == (0,), path == (1,), False])
-    if path == (1,):
-        return parts[1]
-    return parts[0].squeeze(0) if unbatched else parts[0]
+    x_part, weight_part, _ = aten.convolution_backward(
+        delta, x, weight, sizes, *options[:6], [path == (0,), path == (1,), False]
+    )
+    return weight_part if path == (1,) else x_part
 
 
 enter(Adjoint(_product, _product, live=rows(0), weights=True), aten.mm.default)

@@ -38,11 +38,13 @@ def _alive_elementwise(alive: Tensor | None, done: Done, path: Path) -> Tensor |
     if done.func.overloadpacket in _FLAT:
         factor = slope(done, path)
         return both(alive, None if factor is None else factor != 0)
-    if done.func is aten.mul.Tensor:
-        other = done.args[1 - path[0]] if path[0] in (0, 1) else None
-        if isinstance(other, Tensor) and other.shape == done.result.shape:  # a mask of dropout, or a gate
-            return both(alive, other != 0)
-    return alive
+    return both(alive, _gate(done, path)) if done.func is aten.mul.Tensor else alive
+
+
+def _gate(done: Done, path: Path) -> Tensor | None:
+    """Where the other factor of a product is not zero: a mask of dropout, or a gate."""
+    other = done.args[1] if path == (0,) else done.args[0]
+    return other != 0 if isinstance(other, Tensor) and other.shape == done.result.shape else None
 
 
 enter_elementwise(

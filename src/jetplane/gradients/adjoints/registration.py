@@ -50,13 +50,7 @@ class Registration(Register):
             >>> assert torch.allclose(w.grad, torch.full((3, 2), 2 / 3))
             >>> register.remove(op)
         """
-        overload = op if isinstance(op, OpOverload) else getattr(op, op.overloads()[0])
-        names = registry.argument_names(overload)
-        unknown = sorted(set(pull) - set(names))
-        if unknown or not pull:
-            raise ValueError(f"pull is of the arguments {unknown}; expected some of {list(names)}, those of {op}.")
-        by_place: dict[Any, Callable[..., Tensor]] = {place: pull[n] for place, n in enumerate(names) if n in pull}
-        by_place.update(pull)
+        by_place = _by_place(op, pull)
 
         def pulled(delta: Tensor, done: Done, path: Path) -> Tensor:
             return by_place[path[0]](delta, done.result, *done.args, **done.kwargs)
@@ -72,6 +66,17 @@ class Registration(Register):
             table.remove(op)
         if not known or op in registry.registered():
             registry.remove(op)
+
+
+def _by_place(op: Any, pull: Mapping[str, Callable[..., Tensor]]) -> dict[int | str, Callable[..., Tensor]]:
+    """The functions by position and by name: an argument may be given either way."""
+    overload = op if isinstance(op, OpOverload) else getattr(op, op.overloads()[0])
+    names = registry.argument_names(overload)
+    unknown = sorted(set(pull) - set(names))
+    if unknown or not pull:
+        raise ValueError(f"pull is of the arguments {unknown}; expected some of {list(names)}, those of {op}.")
+    places: dict[int | str, Callable[..., Tensor]] = {n: pull[name] for n, name in enumerate(names) if name in pull}
+    return places | dict(pull)
 
 
 register = Registration()

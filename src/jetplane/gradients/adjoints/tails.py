@@ -24,6 +24,10 @@ def _pull_nll(delta: Tensor, done: Done, path: Path) -> Tensor:
     return backward(delta.contiguous(), *done.args, done.out[1])
 
 
+def _pull_cross_entropy(delta: Tensor, done: Done, path: Path) -> Tensor:
+    return aten.binary_cross_entropy_backward(delta, *done.args)
+
+
 def _pull_gather(delta: Tensor, done: Done, path: Path) -> Tensor:
     x, dim, index = done.args[:3]
     return torch.zeros_like(x).scatter_add_(dim, index, delta)
@@ -48,5 +52,6 @@ enter(
     aten._safe_softmax,
 )
 enter(Adjoint(_pull_nll, tail=True), aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
+enter(Adjoint(_pull_cross_entropy, tail=True), aten.binary_cross_entropy.default)
 enter(Adjoint(_pull_gather, tail=True), aten.gather)
 enter(Adjoint(_pull_logsumexp, reads=(INPUTS, RESULT), tail=True), aten.logsumexp)

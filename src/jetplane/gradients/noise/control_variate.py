@@ -17,7 +17,6 @@ from torch import Tensor
 
 from ..plan.noise_plan import NoisePlan, Site
 from .learned import Form, Learned
-from .prediction import Prediction
 from .readout import Readout
 
 __all__ = ["ControlVariate"]
@@ -38,17 +37,13 @@ class ControlVariate:
         self._learned: dict[str, Learned | None] = {}  # by program; None: too large, or there is no way
         self._loaded: dict[str, dict[str, Tensor]] = {}  # of programs that were not called since
 
-    def of(self, plan: NoisePlan, readout: Readout | None, samples: int) -> Prediction | None:
-        """For one call with J = ``samples`` tangents; None where nothing is predicted."""
+    def learned(self, plan: NoisePlan, readout: Readout | None) -> Learned | None:
+        """What was learned of a program; None where nothing is predicted."""
         if plan.name not in self._learned:
             new = self._new(plan, readout)
             self._take(plan.name, new)
             self._learned[plan.name] = new
-        learned = self._learned[plan.name]
-        if learned is None or readout is None:
-            return None
-        prediction = Prediction(plan, readout, learned, samples)
-        return prediction if prediction.sites else None
+        return self._learned[plan.name]
 
     def reset(self) -> None:
         """Forget what was learned."""
@@ -114,18 +109,17 @@ class ControlVariate:
 
     def _forms(self, plan: NoisePlan, readout: Readout) -> dict[int, Form]:
         """By site: the best form that there is room for once all have their smallest. Small sites come first."""
-        left, forms = self._numbers, dict[int, Form]()
-        choices = [(site.number, _choice(site, plan.samples, readout)) for site in plan.sites]
-        choices = sorted((one for one in choices if one[1]), key=lambda one: plan.sites[one[0]].shape.numel())
-        for number, choice in choices:
-            if choice[-1].numbers <= left:
-                forms[number] = choice[-1]
+        left, found = self._numbers, list[tuple[int, list[Form]]]()
+        for site in sorted(plan.sites, key=lambda site: site.shape.numel()):
+            choice = _choice(site, plan.samples, readout)
+            if choice and choice[-1].numbers <= left:
+                found.append((site.number, choice))
                 left -= choice[-1].numbers
-        for number, choice in choices:
-            if number in forms:
-                left += forms[number].numbers
-                forms[number] = next(form for form in choice if form.numbers <= left)
-                left -= forms[number].numbers
+        forms = dict[int, Form]()
+        for number, choice in found:
+            left += choice[-1].numbers
+            forms[number] = next(form for form in choice if form.numbers <= left)
+            left -= forms[number].numbers
         return dict(sorted(forms.items()))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -75,15 +75,21 @@ class Learned:
             named |= {f"{name}.{number}": tensor for number, tensor in tensors.items()}
         return named
 
+    def twin(self, tensors: Sequence[Tensor]) -> Learned:
+        """The same with other tensors, in the order of :meth:`tensors`."""
+        held = dict(zip(self.tensors(), tensors, strict=True))
+        other = Learned(self.forms, self.devices, self.dtype, held["calls"])
+        for name, found in zip(_NAMES, (other.jacobians, other.activity, other.unexplained), strict=True):
+            found |= {number: held[f"{name}.{number}"] for number in self.jacobians}
+        return other
+
     def load(self, name: str, given: Mapping[str, Tensor]) -> None:
         """Take over what another one has learned of the program."""
         self._check_shapes(name, given)
-        sites = [n for n in self.forms if any(f"{what}.{n}" in given for what in _NAMES)]
-        wanted = {"calls", *(f"{what}.{number}" for number in sites for what in _NAMES)}
-        if wanted - given.keys():
-            raise ValueError(
-                f"the control state has no {name}.{min(wanted - given.keys())}; expected all that was saved."
-            )
+        sites = [number for number in self.forms if not given.keys().isdisjoint(_keys(number))]
+        missing = {"calls", *(key for number in sites for key in _keys(number))} - given.keys()
+        if missing:
+            raise ValueError(f"the control state has no {name}.{min(missing)}; expected all that was saved.")
         for number in sites:
             self.start(number)
         for key, tensor in self.tensors().items():
@@ -101,3 +107,8 @@ class Learned:
                 raise ValueError(
                     f"the control state has {name}.{key} of shape {tuple(tensor.shape)}; expected {expected}."
                 )
+
+
+def _keys(site: int) -> list[str]:
+    """The names of what is kept for a site."""
+    return [f"{what}.{site}" for what in _NAMES]

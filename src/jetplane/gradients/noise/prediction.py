@@ -12,7 +12,7 @@ from .learned import Form, Learned
 from .lessons import Lessons
 from .readout import Readout
 
-__all__ = ["Prediction"]
+__all__ = ["NOTHING", "NoPrediction", "Prediction"]
 
 _RATE = 0.1  # of learning, once there were some calls: it has to follow the weights
 _SLOWLY = 0.02  # likewise of what is not predicted, which is a noisy number
@@ -130,8 +130,10 @@ class Prediction:
         self._residuals = []
         self._slopes = self.slopes
 
-    def restored(self, site: Site, activation: Tensor) -> Tensor:
-        """A^T e / B at an activation: the derivative that the scalars lack."""
+    def restored(self, site: Site, activation: Tensor) -> Tensor | None:
+        """A^T e / B at an activation: the derivative that the scalars lack; None where they lack nothing."""
+        if site.number not in self.sites:
+            return None
         assert self._slopes is not None
         matrix, form = self._jacobian(site), self._learned.forms[site.number]
         slopes = self._slopes.to(matrix)
@@ -146,6 +148,8 @@ class Prediction:
 
         ``alive`` (*S) is what they were multiplied by: zero where there is no derivative, else how long noise is there.
         """
+        if site.number not in self.sites:
+            return
         assert self._lesson is not None and self._rate is not None
         matrix, activity = self._learned.jacobians[site.number], self._learned.activity[site.number]
         now = None if alive is None else self._alive_now(site, alive)
@@ -195,7 +199,7 @@ class Prediction:
 
     def weigh(self, site: Site, found: Tensor, numbers: Tensor, alive: Tensor | None) -> None:
         """Keep in mind how much of a site's derivative was not predicted; see `unpredicted`."""
-        if self._samples == 1:  # there are no two tangents to compare
+        if site.number not in self.sites or self._samples == 1:  # there are no two tangents to compare
             return
         if alive is None:
             active = numbers.new_full(numbers.shape[1:], float(self._learned.forms[site.number].size))
@@ -227,6 +231,26 @@ class Prediction:
         """Rows (K, *S) at a site as (K, B, C, n)."""
         form, matrix = self._learned.forms[site.number], self._learned.jacobians[site.number]
         return self.sites[site.number].split(rows, self._batch, form.here).to(matrix.dtype)
+
+
+class NoPrediction:
+    """Nothing is predicted: what a :class:`Prediction` answers for sites that take no part, at all of them."""
+
+    held = 0
+
+    def __init__(self) -> None:
+        self.sites: dict[int, Grid] = {}
+
+    def length(self, site: Site) -> None: ...
+    def carry(self, site: Site, rows: Tensor) -> None: ...
+    def close(self, tangents: Tensor) -> None: ...
+    def begin(self) -> None: ...
+    def restored(self, site: Site, activation: Tensor) -> None: ...
+    def learn(self, site: Site, rows: Tensor, alive: Tensor | None, start: int) -> None: ...
+    def weigh(self, site: Site, found: Tensor, numbers: Tensor, alive: Tensor | None) -> None: ...
+
+
+NOTHING = NoPrediction()
 
 
 def _within_reach(site: Site, form: Form, matrix: Tensor) -> Tensor:

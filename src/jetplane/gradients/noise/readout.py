@@ -53,13 +53,12 @@ class Readout:
 
     def rows(self, tangents: Mapping[int, Tensor | None], k: int) -> Tensor:
         """Tangents (K, *S) of the inputs as (K, B, T, V)."""
+        like = next((rows for rows in tangents.values() if rows is not None), self._slopes)
+        assert like is not None
         parts = []
         for node, grid in self._grids.items():
-            given = tangents[node]
-            if given is None:
-                like = next((rows for rows in tangents.values() if rows is not None), self._slopes)
-                assert like is not None
-                given = like.new_zeros((k, *self._shapes[node]))
+            rows = tangents[node]
+            given = like.new_zeros((k, *self._shapes[node])) if rows is None else rows
             parts.append(grid.split(given, self.samples, self.count))
         joined = parts[0] if len(parts) == 1 else torch.cat([part.to(parts[0]) for part in parts], -1)
         return joined.to(torch.promote_types(joined.dtype, torch.float32))

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ...directions import traced
-from ...directions.counter import Words, philox, signed
+from ...directions.counter import Words, philox
+from ...directions.traced import fast
 
 __all__ = ["Noise", "Signs"]
 
@@ -49,52 +49,64 @@ class Signs:
     )  # bits, for small ones
 
     def rows(self, site: int, start: int, stop: int, like: Tensor) -> Tensor:
+        from . import traced  # which has its operations made of this module's arithmetic
+
+        if isinstance(self.seed, Tensor) or fast(like.device):
+            return traced.rows(self.seed, self.step, site | _OWN, start, stop, like)
         return self.part(site, start, stop, like, 0)
 
     def part(self, site: int, start: int, stop: int, like: Tensor, first: int) -> Tensor:
         """The same of ``like`` as a part of a longer row, of which ``first`` elements come before it."""
-        size, count = like.numel(), stop - start
-        if traced.fast(like.device):
-            launched = self._launched(site, start, stop, first + size, like.dtype, like.device)
-            return launched.reshape(count, -1)[:, first:].reshape(count, *like.shape)
-        # for each byte its eight signs, lowest bit first
+        count, end = stop - start, first + like.numel()
+        if fast(like.device):
+            rows = self.rows(site, start, stop, like.new_empty(()).expand(end))
+            return rows[:, first:].reshape(count, *like.shape)
         block, rest = divmod(first, 128)
-        octets = self._octets(site, start, stop, block, -(-(first + size) // 128), like.device)
-        signs = _table(like.dtype, like.device).index_select(0, octets)
-        return signs.reshape(count, -1)[:, rest : rest + size].reshape(count, *like.shape)
+        octets = self._octets(site | _OWN, start, stop, block, end, like.device)
+        return _of_octets(octets, count, end - 128 * block, like.dtype)[:, rest:].reshape(count, *like.shape)
 
-    def _octets(self, site: int, start: int, stop: int, block: int, blocks: int, device: torch.device) -> Tensor:
-        """The four bytes of each word. The second pass finds those of small layers where the first has left them."""
-        key = site, start, stop, block, blocks, device
+    def _octets(self, place: int, start: int, stop: int, block: int, size: int, device: torch.device) -> Tensor:
+        """The second pass finds those of small layers where the first has left them."""
+        key = place, start, stop, block, size, device
         octets = self._drawn.pop(key, None)
         if octets is None:
-            words = torch.stack(self._words(site, start, stop, block, blocks, device), -1)
-            octets = words.to(torch.int32).view(torch.uint8).flatten()
+            assert not isinstance(self.seed, Tensor)
+            octets = _drawn(self.seed, self.step, place, start, stop, size, device, block)
             if octets.nbytes + sum(drawn.nbytes for drawn in self._drawn.values()) <= _SMALL:
                 self._drawn[key] = octets
-        return octets.to(torch.int32)
+        return octets
 
-    def _launched(
-        self, site: int, start: int, stop: int, size: int, dtype: torch.dtype, device: torch.device
-    ) -> Tensor:
-        from . import signs_triton
 
-        seed, step = (
-            word if isinstance(word, Tensor) else torch.full((), signed(word), dtype=torch.int64, device=device)
-            for word in (self.seed, self.step)
-        )
-        return signs_triton.signs(seed, step, site | _OWN, start, stop, size, dtype)
+def counted(seed: int, step: int | Tensor, place: int, start: int, stop: int, size: int, dtype: torch.dtype) -> Tensor:
+    """Rows start to stop - 1 of the signs at a place, (stop - start, size), by the counter's arithmetic."""
+    device = step.device if isinstance(step, Tensor) else torch.device("cpu")
+    return _of_octets(_drawn(seed, step, place, start, stop, size, device), stop - start, size, dtype)
 
-    def _words(self, site: int, start: int, stop: int, block: int, blocks: int, device: torch.device) -> Words:
-        columns = torch.arange(block, blocks, dtype=torch.int64, device=device).unsqueeze(0)
-        rows = torch.arange(start, stop, dtype=torch.int64, device=device).unsqueeze(1)
-        place, step = (
-            word.reshape(1, 1)
-            if isinstance(word, Tensor)
-            else torch.full((1, 1), word, dtype=torch.int64, device=device)
-            for word in (site | _OWN, self.step)
-        )
-        return philox([columns, rows, place, step], (self.seed & _MASK, self.seed >> 32 & _MASK))
+
+def _of_octets(octets: Tensor, count: int, size: int, dtype: torch.dtype) -> Tensor:
+    """For each byte its eight signs, lowest bit first."""
+    signs = _table(dtype, octets.device).index_select(0, octets.to(torch.int32))
+    return signs.reshape(count, -1)[:, :size]
+
+
+def _drawn(
+    seed: int, step: int | Tensor, place: int, start: int, stop: int, size: int, device: torch.device, block: int = 0
+) -> Tensor:
+    """The four bytes of each word, from a block of 128 signs on."""
+    words = torch.stack(_words(seed, step, place, start, stop, block, -(-size // 128), device), -1)
+    return words.to(torch.int32).view(torch.uint8).flatten()
+
+
+def _words(
+    seed: int, step: int | Tensor, place: int, start: int, stop: int, block: int, blocks: int, device: torch.device
+) -> Words:
+    columns = torch.arange(block, blocks, dtype=torch.int64, device=device).unsqueeze(0)
+    rows = torch.arange(start, stop, dtype=torch.int64, device=device).unsqueeze(1)
+    marks = [
+        word.reshape(1, 1) if isinstance(word, Tensor) else torch.full((1, 1), word, dtype=torch.int64, device=device)
+        for word in (place, step)
+    ]
+    return philox([columns, rows, *marks], (seed & _MASK, seed >> 32 & _MASK))
 
 
 @cache

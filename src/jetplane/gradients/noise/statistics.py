@@ -31,7 +31,7 @@ from torch import Tensor
 from ..adjoints import batch_norm
 from ..plan.noise_plan import NoisePlan, Site
 from ..program.done import Done
-from .prediction import Prediction
+from .prediction import NOTHING, NoPrediction, Prediction
 
 __all__ = ["Statistics"]
 
@@ -42,10 +42,10 @@ _ADDED = 0.25  # of the scalars' power: what more norms may add to it, all toget
 class Statistics:
     """What one call's first pass, in one chunk or several, sees of the norms of a plan."""
 
-    def __init__(self, plan: NoisePlan, prediction: Prediction | None = None, exact: bool = False) -> None:
+    def __init__(self, plan: NoisePlan, prediction: Prediction | NoPrediction = NOTHING, exact: bool = False) -> None:
         self._samples = plan.total
         self._norms = plan.norms
-        self._prediction = prediction if _predicts(plan, prediction) else None
+        self._prediction = _readable(plan, prediction)
         self._bounded = not exact and len(plan.norms) > _FEW
         self._along: dict[int, list[Tensor]] = {number: [] for number in plan.norms}  # (K, B, 2C), by chunk
         self._read: dict[int, list[Tensor]] = {number: [] for number in plan.norms}  # likewise
@@ -86,10 +86,11 @@ class Statistics:
             self._read[number].append(batch_norm.read(done, torch.stack(rows)))
 
     def leave(self, scalars: Tensor, predicted: Tensor | None) -> None:
-        """The tangents of the losses (K, B) at the end of a pass, and what was predicted of them."""
+        """The tangents of the losses (K, B, T) at the end of a pass, and what was predicted of them."""
+        left = scalars.sum(2)
         if predicted is not None and self._prediction is not None:
-            scalars = scalars - predicted.to(scalars)
-        self._scalars.append(scalars)
+            left = left - predicted.sum(2).to(left)
+        self._scalars.append(left)
 
     def marks(self) -> Tensor:
         """(K, B), NaN where something of a sample has become so, on its way or at a norm, and else zero."""
@@ -142,6 +143,7 @@ class Statistics:
         return torch.stack(behind).sum(0) if behind else None
 
 
-def _predicts(plan: NoisePlan, prediction: Prediction | None) -> bool:
-    """Whether what is predicted can be taken out of the scalars before d is read, and put back into d."""
-    return prediction is not None and all(prediction.has_columns(site) for site in plan.norms.values())
+def _readable(plan: NoisePlan, prediction: Prediction | NoPrediction) -> Prediction | None:
+    """What is predicted, where it can be taken out of the scalars before d is read, and put back into d."""
+    known = isinstance(prediction, Prediction) and all(prediction.has_columns(site) for site in plan.norms.values())
+    return prediction if known else None  # type: ignore[return-value]

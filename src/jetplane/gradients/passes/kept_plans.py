@@ -72,13 +72,8 @@ class KeptPlans:
 
     def find(self, passes: Passes, width: Width) -> NoisePlan:
         """The plan of what the program does now: one that is known, or a new one."""
-        plan = passes.record()
         plans = self._by_form.setdefault(passes.program.form, [])
-        for known in plans:
-            if known.is_of(plan):
-                plans.remove(known)
-                plan = known
-                break
+        plan = _taken_out(plans, passes.record())
         if width.memory is not None and plan.trace is None:
             plan.trace = _measured(passes, plan)
         if plan.due:
@@ -89,6 +84,14 @@ class KeptPlans:
         plans.insert(0, plan)
         del plans[_KEPT:]
         return plan
+
+
+def _taken_out(plans: list[NoisePlan], new: NoisePlan) -> NoisePlan:
+    """The plan of the same program, if there is one among those that are kept, where it is no more."""
+    for place, known in enumerate(plans):
+        if known.is_of(new):
+            return plans.pop(place)
+    return new
 
 
 def _measured(passes: Passes, plan: NoisePlan) -> Trace:

@@ -16,7 +16,7 @@ from ...errors import UnsupportedProgram
 from ..adjoints import default
 from ..adjoints.adjoint import INPUTS, RESULT, Adjoint, find, lookup
 from ..noise.noise_shape import NoiseShape
-from ..noise.prediction import Prediction
+from ..noise.prediction import NOTHING, NoPrediction, Prediction
 from ..noise.readout import Readout
 from ..noise.signs import Noise
 from ..noise.statistics import Statistics
@@ -73,19 +73,22 @@ class _Follower:
 
     def _mask(self, group: LayerGroup, number: int, done: Done) -> Tensor | None:
         """Where the layers of a site reach the result of one of its nodes; None for everywhere."""
-        alive = None
-        if number not in group.calls:
-            masks = [
-                found.alive(self._alive.get(link.source), done, link.path)  # of no node of it: everywhere
-                for link, found in _rules(group, number, done)
-            ]
-            if not any(mask is None for mask in masks):
-                alive = torch.stack(masks).any(0) if len(masks) > 1 else masks[0]  # type: ignore[arg-type]
+        alive = None if number in group.calls else self._mask_of_arguments(group, number, done)
         self._alive[number] = alive
         if number == group.nodes[-1]:
             for one in group.nodes:
                 self._alive.pop(one, None)
         return alive
+
+    def _mask_of_arguments(self, group: LayerGroup, number: int, done: Done) -> Tensor | None:
+        masks = [
+            found.alive(self._alive.get(link.source), done, link.path)  # of no node of it: everywhere
+            for link, found in _rules(group, number, done)
+        ]
+        known = [mask for mask in masks if mask is not None]
+        if len(known) < len(masks):
+            return None
+        return torch.stack(known).any(0) if len(known) > 1 else known[0]
 
     # -- pulling back -----------------------------------------------------------------------------------------------
 
@@ -113,8 +116,7 @@ class _Follower:
                 return
             for link, found in rules:
                 assert found.pull is not None
-                part, key = found.pull(here, done, link.path), (link.source, link.output)
-                deltas[key] = deltas[key] + part if key in deltas else part
+                _add(deltas, (link.source, link.output), found.pull(here, done, link.path))
 
     def _let_go(self, number: int) -> None:
         self._held.pop(number, None)
@@ -157,7 +159,7 @@ class Injector(_Follower):
         quiet: Quiet,
         masked: bool = True,
         readout: Readout | None = None,
-        prediction: Prediction | None = None,
+        prediction: Prediction | NoPrediction = NOTHING,
         statistics: Statistics | None = None,
     ) -> None:
         super().__init__(plan)
@@ -198,15 +200,14 @@ class Injector(_Follower):
         """The noise of a site, in its shape, as tangents (K, *S) of the result at its end."""
         activation = _noisy(site, done)
         white = self._rows(site, activation)
-        length = None if self._prediction is None else self._prediction.length(site)
+        length = self._prediction.length(site)
         shape = NoiseShape.of(site, activation, length, alive) if self._masked else NoiseShape(length)
         if site.number in self._norms:
             self._read(site, activation, None if white is None else shape.undo(white))
         if white is None:
             return None
         rows = shape.apply(white)
-        if self._prediction is not None:
-            self._prediction.carry(site, rows)
+        self._prediction.carry(site, rows)
         return rows if site.own is None else site.own.apply(done, rows)
 
     def _fix(self, mode: WatchMode, number: int, done: Done) -> None:
@@ -258,7 +259,7 @@ class Injector(_Follower):
             pulled = self._pull(self._tail.group, _at_end(self._tail.group, torch.ones_like(losses)))
             self._readout.take({number: here for number, _, here in pulled if number in self._tail.inputs})
         tangents = self._readout.rows(self._reached, k)
-        return tangents, None if self._prediction is None else self._prediction.close(tangents)
+        return tangents, self._prediction.close(tangents)
 
 
 class Collector(_Follower):
@@ -271,7 +272,7 @@ class Collector(_Follower):
         noise: Noise,
         scalars: Tensor | None,
         chunk: int,
-        prediction: Prediction | None = None,
+        prediction: Prediction | NoPrediction = NOTHING,
         statistics: Statistics | None = None,
     ) -> None:
         super().__init__(plan)
@@ -296,13 +297,15 @@ class Collector(_Follower):
             return
         done = self._done(visit, out)
         site = self._plan.member.get(number)
-        if site is None:
-            group = self._spread.get(number, self._plan.exact)
-            assert group is not None
-            self._hold(group, number, done)
-            return
-        self._hold(site.group, number, done)
-        learns = self._learning(site) is not None
+        group = self._spread.get(number, self._plan.exact) if site is None else site.group
+        assert group is not None
+        self._hold(group, number, done)
+        if site is not None:
+            self._inside(mode, site, number, done)
+
+    def _inside(self, mode: WatchMode, site: Site, number: int, done: Done) -> None:
+        """At a node of a site."""
+        learns = site.number in self._prediction.sites
         if not learns and number != site.end:
             return
         with mode.above():
@@ -336,32 +339,23 @@ class Collector(_Follower):
                 self._gradients.add(at(path, done.args, done.kwargs), default.product(here, done, path))
         if deltas is not self._pending:
             for key, part in deltas.items():
-                self._pending[key] = self._pending[key] + part if key in self._pending else part
-
-    def _learning(self, site: Site) -> Prediction | None:
-        """The control variate, at a site that takes part in it."""
-        if self._prediction is None or site.number not in self._prediction.sites:
-            return None
-        return self._prediction
+                _add(self._pending, key, part)
 
     def _delta(self, site: Site, activation: Tensor, alive: Tensor | None) -> Tensor:
         """mean_j s_jb u_jb / B, the estimate of the derivative of the mean loss at an activation."""
-        prediction, numbers = self._learning(site), self._numbers(site)
-        length = None if prediction is None else prediction.length(site)
-        known = None if prediction is None else prediction.restored(site, activation)  # before it learns
-        shape = NoiseShape.of(site, activation, length, alive)
-        pattern = None if prediction is None else shape.pattern(activation)
-        total: Tensor | None = None
+        prediction, numbers = self._prediction, self._numbers(site)
+        known = prediction.restored(site, activation)  # before it learns
+        shape = NoiseShape.of(site, activation, prediction.length(site), alive)
+        pattern = shape.pattern(activation) if site.number in prediction.sites else None
+        total: Tensor | None = None  # one sum and not all its terms: they are as large as the activation
         for start in range(0, len(numbers), self._chunk):
             some = numbers[start : start + self._chunk]
             rows = self._noise.rows(site.number, start, start + len(some), activation)
             part = _weighted(site, rows, some.to(rows.dtype))
             total = part if total is None else total + part
-            if prediction is not None:
-                prediction.learn(site, rows, pattern, start)
+            prediction.learn(site, rows, pattern, start)
         assert total is not None
-        if prediction is not None:
-            prediction.weigh(site, total, numbers, pattern)
+        prediction.weigh(site, total, numbers, pattern)
         return shape.undo(total, known)
 
     def _numbers(self, site: Site) -> Tensor:
@@ -372,6 +366,11 @@ class Collector(_Follower):
         if missing is None:
             return numbers
         return numbers + (missing.sum(1, keepdim=True) if site.layout is None else missing).unsqueeze(2)
+
+
+def _add(deltas: Deltas, place: tuple[int, int], part: Tensor) -> None:
+    """A derivative has another part."""
+    deltas[place] = deltas[place] + part if place in deltas else part
 
 
 def _noisy(site: Site, done: Done) -> Tensor:
@@ -406,10 +405,7 @@ def _rules(group: LayerGroup, number: int, done: Done) -> list[tuple[Link, Adjoi
 
 def _read_later(group: LayerGroup, number: int, done: Done) -> list[Tensor]:
     """The tensors that a product or a pull-back will read."""
-    reads = lookup(done.func).reads
-    found: list[Tensor] = []
-    if number in group.calls or (number in group.links and INPUTS in reads):
-        found += [tensor for tensor in (*done.args, *done.kwargs.values()) if isinstance(tensor, Tensor)]
-    if RESULT in reads and (number in group.calls or number in group.links):
-        found.append(done.result)
-    return found
+    reads, called, linked = lookup(done.func).reads, number in group.calls, number in group.links
+    inputs = (*done.args, *done.kwargs.values()) if called or (linked and INPUTS in reads) else ()
+    result = (done.result,) if RESULT in reads and (called or linked) else ()
+    return [tensor for tensor in (*inputs, *result) if isinstance(tensor, Tensor)]

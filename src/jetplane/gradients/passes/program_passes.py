@@ -12,8 +12,9 @@ from torch import Tensor
 
 from ...ad.algebra.jet import PairSet
 from ...ad.run.replay import Replay
+from ...ad.run.replay_traced import ReplayTraced
 from ...errors import UnsupportedProgram
-from ..noise.prediction import Prediction
+from ..noise.prediction import NOTHING, NoPrediction, Prediction
 from ..noise.readout import Readout
 from ..noise.signs import Noise
 from ..noise.statistics import Statistics
@@ -38,7 +39,7 @@ class Passes:
 
     parameters: Parameters
     program: LossProgram
-    replay: Replay
+    replay: Replay | ReplayTraced
 
     def record(self) -> NoisePlan:
         """The plan of what the program does, with layouts still to be found."""
@@ -59,7 +60,7 @@ class Passes:
         k: int,
         masked: bool = True,
         readout: Readout | None = None,
-        prediction: Prediction | None = None,
+        prediction: Prediction | NoPrediction = NOTHING,
         statistics: Statistics | None = None,
     ) -> Tensor:
         """The losses' tangents (K, B, T) for tangents (K, *S) at the sites, less what was predicted of them.
@@ -73,15 +74,11 @@ class Passes:
         _check(plan, mode, losses)
         with torch.no_grad():
             tangents, predicted = injector.finish(losses, k)
-            if readout is not None and readout.paired:
-                scalars = (tangents * readout.slopes).sum(3)
-            else:
-                scalars = _loss_tangents(mode, losses, k)
-            expected = None
-            if readout is not None and predicted is not None:
-                expected = (predicted * readout.slopes).sum(3).to(scalars)
+            paired = readout is not None and readout.paired
+            scalars = _by_token(tangents, readout) if paired else _loss_tangents(mode, losses, k)
+            expected = None if predicted is None else _by_token(predicted, readout).to(scalars)
             if statistics is not None:
-                statistics.leave(scalars.sum(2), None if expected is None else expected.sum(2))
+                statistics.leave(scalars, expected)
                 if not masked:  # a probe
                     scalars = scalars + statistics.marks().unsqueeze(2).to(scalars)
             return scalars if expected is None else scalars - expected
@@ -103,7 +100,7 @@ class Passes:
         scalars: Tensor | None,
         chunk: int,
         approve: Callable[[], None] | None = None,
-        prediction: Prediction | None = None,
+        prediction: Prediction | NoPrediction = NOTHING,
         statistics: Statistics | None = None,
     ) -> tuple[Tensor, Any]:
         """The last pass: gradients are added to ``.grad``. The losses, and what came with them.
@@ -123,12 +120,18 @@ class Passes:
 
     def _run(self, phase: Phase, k: int, watched: bool = True, probing: bool = False) -> tuple[Tensor, WatchMode, Any]:
         mode = WatchMode(PairSet.none(k), self.parameters, phase, probing)
-        if watched:
+        if watched or self.replay.watches:
             losses, aux = self.replay.run(partial(self.program.under, mode))
         else:  # faster: every operation would be looked at
             self.replay.rewind()
             losses, aux = self.program.under(mode)
         return losses, mode, aux
+
+
+def _by_token(tangents: Tensor, readout: Readout | None) -> Tensor:
+    """(K, B, T): what tangents (K, B, T, V) of the loss's input do to the losses."""
+    assert readout is not None
+    return (tangents * readout.slopes).sum(3)
 
 
 def _loss_tangents(mode: WatchMode, losses: Tensor, k: int) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 
 from ...errors import UnsupportedProgram
 from ..adjoints.adjoint import Adjoint, lookup
+from ..program.layout import candidates
 from ..program.watch import Path
 from .cuts import Cut, Links, cuts, entries, members
 from .dataflow import Dataflow
@@ -31,6 +33,7 @@ class Builder:
 
     def plan(self, samples: int, result: tuple[Any, ...], random: bool) -> NoisePlan:
         """Of losses that are ``result``, with layouts still to be found."""
+        self._samples = samples
         self._refuse_several()
         ends = self._ends([node for node in self._calls if node.number not in self._exact])
         own = {end: members(end, links) for end, links in ends.items()}  # without what others' noise does for
@@ -122,9 +125,13 @@ class Builder:
     def _chain(self, node: Node) -> list[Cut]:
         """Where noise may enter, best first: as far as there are no more numbers than at any place before."""
         kept: list[Cut] = []
+        fewest = 0.0
         for cut in self._cuts(node):
-            if not kept or cut.numbers <= min(one.numbers for one in kept):
+            # where samples share an entry, as of positions (1, T), its noise comes back by the losses of all of them
+            numbers = cut.numbers * (self._samples if _is_shared(cut.node.shape, self._samples) else 1)
+            if not kept or numbers <= fewest:
                 kept.append(cut)
+                fewest = numbers
         while kept[-1].is_neutral(self._flow):
             kept.pop()
         return kept[::-1]
@@ -136,12 +143,11 @@ class Builder:
         last = self._nodes[numbers[-1]]
         layers = [self._nodes[n] for n in numbers if self._nodes[n].parameters]
         places = "; ".join(layer.where for layer in layers)
-        if len(layers) == 1 and all(link.source in numbers for _, link in links):
-            own = self._own_weights(layers[0], numbers, samples)
-            if own is not None:
-                (layer,) = layers
-                group, shape = self._group((layer.number,), ()), torch.Size([samples, own.numbers])
-                return Site(number, group, shape, layer.device, places, own, numbers=shape.numel())
+        own = self._own_weights(layers, numbers, links, samples)
+        if own is not None:
+            (layer,) = layers
+            group, shape = self._group((layer.number,), ()), torch.Size([samples, own.numbers])
+            return Site(number, group, shape, layer.device, places, own, numbers=shape.numel())
         site = Site(number, self._group(numbers, links), last.shape, last.device, places, numbers=last.shape.numel())
         if not self._flow.has_batch(numbers):  # noise behind a batch norm tells its statistics apart
             live, site.normed = self._flow.entries_read.get(last.values[0]), self._is_normed(last)
@@ -149,8 +155,13 @@ class Builder:
                 site.numbers, site.live = int(live.expand(last.shape).sum()), live.to(last.device)
         return site
 
-    def _own_weights(self, layer: Node, numbers: tuple[int, ...], samples: int) -> OwnWeights | None:
+    def _own_weights(
+        self, layers: list[Node], numbers: tuple[int, ...], links: Links, samples: int
+    ) -> OwnWeights | None:
         """For the only layer of a site, where each sample is a row and can have a weight of its own."""
+        if len(layers) != 1 or any(link.source not in numbers for _, link in links):
+            return None
+        (layer,) = layers
         if layer.shape[:1] != (samples,) or self._flow.has_batch(numbers):
             return None
         return OwnWeights.of(layer.key, layer.shape, self._nodes[numbers[-1]].shape.numel() / samples)
@@ -251,6 +262,13 @@ class Builder:
         sizes = [site.shape.numel() / samples for site in sites]
         inputs = [] if tail is None else [shape.numel() / samples for shape in tail.inputs.values()]
         return hashlib.sha256(repr((nodes, sizes, inputs)).encode()).hexdigest()[:16]
+
+
+def _is_shared(shape: torch.Size, samples: int) -> bool:
+    """Whether no axis, nor the first ones together, look as if they counted the samples."""
+    likely = any(one.axis == 0 or shape[one.axis] == samples for one in candidates(shape, samples))
+    together = any(math.prod(shape[:axes]) % samples == 0 for axes in range(1, len(shape)))
+    return not (likely or together) or (samples > 1 and shape[:1] == (1,))
 
 
 def _is_alone(node: Node, owners: dict[int, int]) -> bool:

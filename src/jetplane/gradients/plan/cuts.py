@@ -202,10 +202,13 @@ class _WideWalk(_Walk):
             return True
         if self._is_end(node) or not self.goes_on(node, entering):
             return False
-        for value in self.go(node, entering):
+        self._wait_for(self.go(node, entering))
+        return True
+
+    def _wait_for(self, values: list[int]) -> None:
+        for value in values:
             for reader, _ in self.flow.readers[value]:
                 heapq.heappush(self.waiting, reader)
-        return True
 
     def _is_end(self, node: Node) -> bool:
         stops = node.batch or node.number in self._stops or self.flow.losses.intersection(node.values)

@@ -32,12 +32,13 @@ def live_entries(
     known: dict[int, Tensor] = {}
     by_number = {node.number: node for node in nodes}
     read = losses | {value for value, those in readers.items() if those}
-    for node in reversed(by_number.values()):
-        for value in node.values[:1]:
-            wants = [_wanted(by_number[reader], path, known, read) for reader, path in readers.get(value, ())]
-            mask = None if value in losses else _union(wants)
-            if mask is not None:
-                known[value] = _compact(mask)
+    firsts = [node.values[0] for node in by_number.values() if node.values]
+    for value in reversed(firsts):
+        if value in losses:
+            continue
+        mask = _union([_wanted(by_number[reader], path, known, read) for reader, path in readers.get(value, ())])
+        if mask is not None:
+            known[value] = _compact(mask)
     return known
 
 

@@ -17,7 +17,7 @@ from .own_weights import OwnWeights
 
 __all__ = ["Changed", "LayerGroup", "Link", "Node", "NoisePlan", "Site", "Spread", "Tail", "Tokens", "signature"]
 
-_STEP, _MOST = 8, 32  # tangents of a sample: a multiple of the first, up to the second
+FEWEST, MOST = 8, 32  # tangents J of a sample where none are asked for: a multiple of the first, up to the second
 
 
 class Changed(Exception):
@@ -159,7 +159,7 @@ class NoisePlan:
     @staticmethod
     def tangents_for(numbers: int, samples: int) -> int:
         """The same for a batch with so many numbers of noise."""
-        return min(max(_STEP * math.ceil(numbers / samples / samples / _STEP), _STEP), _MOST)
+        return min(max(FEWEST * math.ceil(numbers / samples / samples / FEWEST), FEWEST), MOST)
 
     @property
     def numbers(self) -> int:

@@ -82,12 +82,13 @@ class Recorder:
 
     def before(self, mode: WatchMode, visit: Visit) -> None:
         inputs = [one for path, tensor in visit.variables for one in self.graph.values(path, tensor)]
-        if visit.parameters:
+        where, paths = str(visit.func), [path for path, _ in visit.parameters]
+        parameters = [tensor for _, tensor in visit.parameters]
+        if parameters:
+            where = call_site(where)
             with mode.above():
-                default.check(visit, ", ".join(self._name(tensor) for _, tensor in visit.parameters))
-        where = call_site(str(visit.func)) if visit.parameters else str(visit.func)
-        paths = [path for path, _ in visit.parameters]
-        reaches = frozenset[int]().union(*(self._source(tensor) for _, tensor in visit.parameters))
+                default.check(visit, ", ".join(map(self._name, parameters)))
+        reaches = frozenset[int]().union(*map(self._source, parameters))
         key = signature(mode, visit)
         opaque = is_opaque(visit.func, visit.args, visit.kwargs)
         batch = uses_batch(visit.func, visit.args)

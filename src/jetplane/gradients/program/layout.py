@@ -107,14 +107,10 @@ def candidates(shape: Sequence[int], samples: int) -> list[Layout]:
         >>> candidates((4, 6, 5), 2)[:2]
         [Layout(axis=0, inner=2), Layout(axis=0, inner=1)]
     """
-    found = [
-        layout
-        for axis, size in enumerate(shape)
-        if size and size % samples == 0
-        for layout in _of(axis, size // samples)
-    ]
-    exact = [layout for layout in found if shape[layout.axis] == samples]
-    return (exact + [layout for layout in found if layout not in exact])[:_MOST]
+    axes = [axis for axis, size in enumerate(shape) if size and size % samples == 0]
+    found = [layout for axis in axes for layout in _of(axis, shape[axis] // samples)]
+    found.sort(key=lambda layout: shape[layout.axis] != samples)  # those that a whole axis tells come first
+    return found[:_MOST]
 
 
 def _of(axis: int, rest: int) -> Iterator[Layout]:

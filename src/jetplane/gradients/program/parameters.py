@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -23,6 +24,13 @@ class Parameters:
     def __init__(self, params: Iterable[Any] | Mapping[str, Tensor]) -> None:
         self.names, self.tensors = _named(params)
         self.places: dict[Any, list[int]] = {}  # by storage
+
+    def at(self, tensors: list[Tensor]) -> Parameters:
+        """The same ones in other tensors: those of a captured program, or of its trace."""
+        other = copy.copy(self)
+        other.tensors = tensors
+        other.refresh()
+        return other
 
     def __getstate__(self) -> dict[str, Any]:
         """For copy and pickle: where memory is, is found again."""
@@ -69,14 +77,17 @@ class Parameters:
 
 
 def _named(params: Iterable[Any] | Mapping[str, Tensor]) -> tuple[list[str], list[Tensor]]:
-    if isinstance(params, Tensor):
-        raise TypeError("params is a tensor; expected tensors, a mapping of names to tensors, or named_parameters().")
-    leaves = [(name, check_leaf(tensor, name)) for name, tensor in _pairs(params)]
-    wanted = [(name, tensor) for name, tensor in leaves if tensor.requires_grad]
+    wanted = [(name, tensor) for name, tensor in _leaves(params) if tensor.requires_grad]
     if not wanted:
         raise ValueError("params holds no tensor that requires grad; expected at least one.")
     _refuse_repeated(wanted)
     return [name for name, _ in wanted], [tensor for _, tensor in wanted]
+
+
+def _leaves(params: Iterable[Any] | Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
+    if isinstance(params, Tensor):
+        raise TypeError("params is a tensor; expected tensors, a mapping of names to tensors, or named_parameters().")
+    return [(name, check_leaf(tensor, name)) for name, tensor in _pairs(params)]
 
 
 def _pairs(params: Iterable[Any] | Mapping[str, Tensor]) -> list[tuple[str, Any]]:
@@ -171,15 +182,21 @@ class Gradients:
             return True
         if not torch.ops.aten.is_non_overlapping_and_dense(parameter):
             return False
-        for axis, stride in enumerate(view.stride()):
-            if stride == 0 and view.shape[axis] > 1:
-                gradient = gradient.sum(axis, keepdim=True)
+        gradient = _of_memory(gradient, view)
         grad = _grad_of(parameter)
         if grad.stride() != parameter.stride():
             return False
         offset = int(view.storage_offset()) - int(parameter.storage_offset()) + int(grad.storage_offset())
         grad.as_strided(gradient.shape, view.stride(), offset).add_(gradient)
         return True
+
+
+def _of_memory(gradient: Tensor, view: Tensor) -> Tensor:
+    """The gradient of the elements that an expanded view has, each once."""
+    for axis, stride in enumerate(view.stride()):
+        if stride == 0 and view.shape[axis] > 1:
+            gradient = gradient.sum(axis, keepdim=True)
+    return gradient
 
 
 def _tensors(tree: Any) -> list[Tensor]:

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from ...ad import _torch
 from ...ad.algebra.jet import Operand, PairSet
-from ...ad.algebra.registry import Kind, Treatment, plan
+from ...ad.algebra.registry import Kind, Treatment, is_elementwise, plan
 from ...ad.engine.interpreter import JetMode
 from ...ad.engine.locate import call_site
-from ...ad.rules.attention import KERNELS, added
+from ...ad.rules.attention import KERNELS, added, bias_of, drops, options_of
 from ...ad.rules.indexing import GATHERS
 from ...ad.storage_geometry import written
 from ...errors import UnsupportedProgram
@@ -34,7 +34,6 @@ __all__ = [
     "WatchMode",
     "at",
     "functional",
-    "is_elementwise",
     "outputs",
     "replaced",
 ]
@@ -192,17 +191,11 @@ class WatchMode(JetMode):
             self._phase.wrote(tensor)
 
     def _visit(self, func: Any, types: Any, args: Any, kwargs: Any, given: Any, kinds: list[str]) -> Any:
-        by_kind = {
-            kind: [one for one, its in zip(given, kinds, strict=True) if its == kind]
-            for kind in (_VARIABLE, _PARAMETER)
-        }
-        for tensor in written(func, args, kwargs):
-            if self._parameters.find(tensor) is not None and not self.is_stopped(tensor):
-                raise UnsupportedProgram(
-                    f"{call_site(str(func))} writes into a parameter while its gradient is estimated; expected a "
-                    "program that leaves them alone."
-                )
-        visit = Visit(self._nodes, func, args, kwargs, by_kind[_VARIABLE], by_kind[_PARAMETER])
+        self._refuse_writes(func, args, kwargs)
+        variables, parameters = (
+            [one for one, its in zip(given, kinds, strict=True) if its == kind] for kind in (_VARIABLE, _PARAMETER)
+        )
+        visit = Visit(self._nodes, func, args, kwargs, variables, parameters)
         self._phase.before(self, visit)
         out = self._run(func, types, args, kwargs)
         self._mark(out, _VARIABLE)
@@ -212,8 +205,16 @@ class WatchMode(JetMode):
         self._phase.after(self, visit, out)
         return out
 
+    def _refuse_writes(self, func: Any, args: Any, kwargs: Any) -> None:
+        for tensor in written(func, args, kwargs):
+            if self._parameters.find(tensor) is not None and not self.is_stopped(tensor):
+                raise UnsupportedProgram(
+                    f"{call_site(str(func))} writes into a parameter while its gradient is estimated; expected a "
+                    "program that leaves them alone."
+                )
+
     def _run(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        if func in KERNELS and not self._tracked(args, kwargs) and _drops(func, args, kwargs):
+        if func in KERNELS and not self._tracked(args, kwargs) and drops(func, args, kwargs):
             # with tangents the weights are dropped outside of the kernel, so they are without them too
             lifted = [Operand(args[0], None, None), *args[1:]]
             with self.above():
@@ -226,24 +227,18 @@ class WatchMode(JetMode):
             self._quiet = False
         if self._probing and func in KERNELS:
             with self.above():
-                self._lose(out[0], args[:3], _options(func, args, kwargs))
+                self._lose(out[0], args[:3], options_of(func, args, kwargs))
         return out
 
     def _lose(self, out: Tensor, given: Any, options: dict[str, Any]) -> None:
         """What is lost behind attention. The rule multiplies masked scores by zero, which leaves NaN as it is."""
-        bias, (query, key, _) = options.get("attn_bias", options.get("attn_mask")), given
-        rows = [self.jet(x).tangent for x in given]
+        bias, rows = bias_of(options), [self.jet(x).tangent for x in given]
         if (bias is not None and self.tracks(bias)) or all(row is None for row in rows):
             return
-        lost = torch.zeros((), dtype=torch.bool, device=out.device)
-        if rows[0] is not None:
-            lost = rows[0].isnan().any(-1)  # (K, B, H, L)
+        query, key, _ = given
         scores = query.new_zeros((query.shape[-2], key.shape[-2]))
         allowed = added(bias, scores, options.get("is_causal", False)) > -math.inf
-        for row in rows[1:]:
-            if row is not None:
-                read = row.isnan().any(-1).repeat_interleave(query.shape[-3] // key.shape[-3], -2)
-                lost = lost | (read.unsqueeze(-2) & allowed).any(-1)
+        lost = _lost(rows, allowed, query.shape[-3] // key.shape[-3])
         tangent = torch.where(lost, math.nan, 0.0).to(out.dtype).unsqueeze(-1)
         self._overwrite(out, Operand(out, tangent.expand(-1, *out.shape).contiguous(), None))
 
@@ -260,8 +255,7 @@ class WatchMode(JetMode):
         inputs = {name: value for name, value in kwargs.items() if name not in outs}
         result = self._handed_back(self._apply(step.counterpart, step.functional, args, inputs, []), args)
         targets = written(func, args, kwargs)
-        results = list(result) if isinstance(result, tuple | list) else [result]
-        for target, one in zip(targets, results, strict=False):
+        for target, one in zip(targets, outputs(result), strict=False):
             if outs and target.shape != one.shape:
                 target.resize_(one.shape)
             with self:
@@ -270,11 +264,11 @@ class WatchMode(JetMode):
 
     def _unfused(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Attention with a parameter among its operands, a learned query or bias: its products one by one."""
-        options = _options(func, args, kwargs)
+        options = options_of(func, args, kwargs)
         with self.above(), _torch.no_function_modes(), self:
             out, _ = aten._scaled_dot_product_attention_math(
                 *args[:3],
-                options.get("attn_bias", options.get("attn_mask")),
+                bias_of(options),
                 options.get("dropout_p", 0.0),
                 options.get("is_causal", False),
                 scale=options.get("scale"),
@@ -313,18 +307,33 @@ class WatchMode(JetMode):
         """Whether the result is made of parameters alone, or of them and constants that are as good as numbers."""
         if _VARIABLE in kinds or (step.writes and not self._is_made(given[0][1], kinds[0])):
             return False
-        tensors = list(zip((tensor for _, tensor in given), kinds, strict=True))
-        others = [(tensor, kind) for tensor, kind in tensors if kind != _PARAMETER]
-        if all(tensor.ndim == 0 for tensor, _ in others):
+        tensors = [tensor for _, tensor in given]
+        if all(tensor.ndim == 0 for tensor, kind in zip(tensors, kinds, strict=True) if kind != _PARAMETER):
             return True
         if is_elementwise(func):
-            whole = torch.broadcast_shapes(*(tensor.shape for tensor, _ in tensors))
-            return any(tensor.shape == whole for tensor, kind in tensors if kind == _PARAMETER)
-        return func.overloadpacket in GATHERS and all(kind == _BORN for _, kind in others)
+            return _is_as_large(tensors, kinds)
+        return func.overloadpacket in GATHERS and {_PARAMETER, _BORN}.issuperset(kinds)
 
     def _is_made(self, target: Tensor, kind: str) -> bool:
         """Whether a target is made of parameters: a write into a constant, or into a parameter itself, is a node."""
         return kind == _PARAMETER and self._parameters.find(target) is None
+
+
+def _is_as_large(tensors: list[Tensor], kinds: list[str]) -> bool:
+    """Whether the result of an elementwise operation is as large as one of its parameters."""
+    whole = torch.broadcast_shapes(*(tensor.shape for tensor in tensors))
+    return any(tensor.shape == whole for tensor, kind in zip(tensors, kinds, strict=True) if kind == _PARAMETER)
+
+
+def _lost(rows: list[Tensor | None], allowed: Tensor, shared: int) -> Tensor:
+    """(K, B, H, L): which tokens read something that is NaN, of attention with tangents ``rows`` of its operands."""
+    query, *read = rows
+    lost = torch.zeros((), dtype=torch.bool, device=allowed.device) if query is None else query.isnan().any(-1)
+    for row in read:
+        if row is not None:
+            seen = row.isnan().any(-1).repeat_interleave(shared, -2)
+            lost = lost | (seen.unsqueeze(-2) & allowed).any(-1)
+    return lost
 
 
 def _performed(step: Treatment) -> Treatment:
@@ -336,11 +345,6 @@ def functional(func: Any) -> Any:
     """The operation that ``func`` is, or that it performs in place."""
     step = plan(func)
     return step.functional if step.kind is Kind.INPLACE else func
-
-
-def is_elementwise(func: Any) -> bool:
-    """Whether each entry of the result depends on one entry of each argument, and on nothing drawn at random."""
-    return plan(func).traits.pointwise and torch.Tag.nondeterministic_seeded not in func.tags
 
 
 def outputs(out: Any) -> list[Tensor]:
@@ -386,12 +390,3 @@ def _collect_tensors(path: Path, value: Any, found: list[tuple[Path, Tensor]]) -
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
             _collect_tensors((*path, index), item, found)
-
-
-def _drops(func: Any, args: Any, kwargs: Any) -> bool:
-    return bool(_options(func, args, kwargs).get("dropout_p", 0.0) > 0)
-
-
-def _options(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    """What a kernel of attention is given behind query, key and value, by name."""
-    return dict(zip(KERNELS[func], args[3:], strict=False)) | kwargs

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,28 +14,27 @@ from torch import Tensor
 
 from ...ad import _torch
 from ...ad.run.auxiliary import split_aux
+from ...ad.run.casting import casts_around, uncast
+from ...ad.run.replay import Replay
+from ...compiler.several import alone, entries, stacked
 from ...gradients import ForwardGradient
 from ...parallel.crew import Crew
 from ...solvers import Status
-from ..casting import casts_around, uncast
 from ..moving import listed, number_of
 from . import eigenbasis
+from .adam_step import PATH, Held, Leaf, Rules, Seen, fresh, look_back, take
+from .calls import Call, calls_of, cast, losses_of
+from .compiled_adam import CompiledAdam, Steps
 from .forgetting import Forgetting
+from .low_lr import LowLr, refuse_positional
 from .path import Along, Path
 
 __all__ = ["HorizonAdam", "HorizonReport"]
 
-_GAIN = 2.0  # e-foldings of the rate within a horizon, at most
-_SHORTEST = 20.0  # steps: horizon at the start
-_SHARE = 0.25  # of all steps: horizon later on
-_CAUTIOUS = 1e-2  # of the step that is best on the first batch, which is far too long for a noisy direction
-_BELIEVED, _MODERATE = 0.3, 0.03  # of the parameters' mean size: a first step longer than the one is the other
-_THROWN = 0.1  # of the first loss: so much above the loss at the trailing mean is no noise
-_COUNT, _RATE, _LEAD, _FIRST, _TREND = range(5)
-_PATH = ("count", "rate", "lead", "first", "trend")
 _OWN = (
-    *("every", "power", "betas", "eps", "forget", "rotate", "estimate"),
+    *("every", "power", "clip", "compile", "eps", "forget", "rotate", "estimate"),
     *("_leaves", "_path", "_forgetting", "_calls", "_numbers", "_evaluating", "_crew"),
+    *("_options", "_begun", "_new", "_low_lr"),
 )
 
 
@@ -49,7 +49,7 @@ class HorizonReport(NamedTuple):
 
     @property
     def status(self) -> Status:
-        """OK, or why the parameters were not moved."""
+        """OK, or why the parameters were not moved. Of one step, and not of several, stacked."""
         return Status.OK if bool(self.taken) else Status.NONFINITE
 
 
@@ -81,8 +81,11 @@ class HorizonAdam(torch.optim.Optimizer):
     pulled to zero as far as the path is noise (lead -1/2), the loss has not fallen yet and does not want them longer:
     :class:`~jetplane.optim.horizon.forgetting.Forgetting`. ``forget`` multiplies that pull; 0 turns it off.
 
-    ``lr`` multiplies the rate and the pull (for schedulers), ``every`` is the number of steps between two measurements,
-    and ``weight_decay`` is decoupled. A step whose loss or gradient is not finite leaves everything as it is.
+    ``lr`` multiplies the rate and the pull, and is there for schedulers: it is no rate, so one below 0.05 warns, once.
+    ``rate=1e-3`` fixes the rate in place of finding it, also of a single group. ``clip`` bounds the norm of the
+    gradient, as ``torch.nn.utils.clip_grad_norm_`` does, or is a function that changes the ``.grad`` of the parameters
+    that it is given. ``every`` is the number of steps between two measurements, and ``weight_decay`` is decoupled. A
+    step whose loss or gradient is not finite leaves everything as it is.
 
     With a ``process_group`` all its processes take each step together, each with its own samples of one batch, and
     their parameters are compared after every ``check_every`` steps.
@@ -99,53 +102,65 @@ class HorizonAdam(torch.optim.Optimizer):
         ...     loss = loss_fn(x, y).mean()
     """
 
+    estimate: ForwardGradient  # these four are made anew where parameters come later
+    _numbers: Tensor
+    _path: Path
+    _forgetting: Forgetting
+    _compiled: CompiledAdam | None
+
     def __init__(
         self,
         params: Iterable[Any],
+        *misplaced: Any,
         samples: int | None = None,
-        *,
         lr: float = 1.0,
+        rate: float | None = None,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.0,
+        clip: float | Callable[[list[Tensor]], Any] | None = None,
         every: int = 4,
         power: float = 8.0,
         forget: float = 2.0,
         rotate: bool = True,
         seed: int = 0,
-        capturable: bool = False,
+        compile: bool = False,
         process_group: Any = None,
         check_every: int | None = 100,
         **options: Any,
     ) -> None:
-        _check("lr", lr)
-        _check("betas[0]", betas[0], below=1.0)
-        _check("betas[1]", betas[1], below=1.0)
-        for name, value in (("eps", eps), ("weight_decay", weight_decay), ("power", power), ("forget", forget)):
+        refuse_positional(misplaced)
+        for name, value in (("eps", eps), ("power", power), ("forget", forget)):
             _check(name, value)
+        if not (clip is None or callable(clip) or number_of("clip", clip) > 0):
+            raise ValueError(f"clip is {clip!r}; expected a positive norm, a function of the parameters, or None.")
+        if compile and callable(clip):
+            raise ValueError(f"clip is {clip!r}; expected a number or None with compile=True.")
         if not isinstance(every, int) or isinstance(every, bool) or every < 1:
             raise ValueError(f"every is {every!r}; expected a positive whole number of steps.")
-        self.every, self.power, self.betas, self.eps = every, power, betas, eps
+        self.every, self.power, self.clip, self.eps = every, power, clip, eps
         self.forget, self.rotate = forget, rotate
-        super().__init__(listed(params), {"lr": lr, "weight_decay": weight_decay})
+        # betas lie in the groups, where torch's schedulers look for them
+        super().__init__(listed(params), {"lr": lr, "rate": rate, "betas": betas, "weight_decay": weight_decay})
         for group in self.param_groups:
-            _check("lr", group["lr"])
-            _check("weight_decay", group["weight_decay"])
-        self._leaves = [leaf for group in self.param_groups for leaf in group["params"] if leaf.requires_grad]
-        if not self._leaves:
-            raise ValueError("no parameter requires grad; expected at least one that can move.")
-        options |= {"seed": seed, "capturable": capturable, "process_group": process_group, "check_every": None}
-        self.estimate = ForwardGradient(self._leaves, samples, **options)
-        self.estimate.crew.trust()  # this one looks
+            _check_group(group)
+        self._low_lr = LowLr()
+        self._low_lr.given(self.param_groups)
         self._crew = Crew(process_group, check_every, type(self).__name__)
-        self._path = Path(self._leaves, self._crew)
-        self._forgetting = Forgetting(self._leaves)
+        if compile and self._crew.processes is not None:
+            raise ValueError(
+                "compile is True and there is a process_group; the exchange between processes cannot be captured, "
+                "expected compile=False."
+            )
         self._calls = 0
-        self._numbers = torch.zeros(len(_PATH), dtype=torch.float64, device=self._leaves[0].device)
         self._report: HorizonReport | None = None
         self._evaluating = False
-        for leaf in self._leaves:
-            self.state[leaf] = _fresh(leaf, rotate)
+        self.compile, self._compiled = compile, None
+        self._options = {"samples": samples, "seed": seed, "capturable": compile, **options}
+        self._leaves: list[Tensor] = []
+        self._begun: list[int] = []  # for each leaf, the number of steps that were taken without it
+        self._new: list[Tensor] = []  # leaves that the next step is the first for
+        self._adopt()
 
     # -- the surface ------------------------------------------------------------------------------------------------
 
@@ -158,84 +173,170 @@ class HorizonAdam(torch.optim.Optimizer):
 
     @property
     def calls(self) -> int:
-        """How many steps there were. Those of a replayed CUDA graph are not seen: who replays one sets it."""
+        """How many steps there were; every ``every`` of them the next one measures its path."""
         return self._calls
 
-    @calls.setter
-    def calls(self, value: int) -> None:
-        self._calls = value
-
-    @property
-    def measures(self) -> bool:
-        """Whether the next step measures the curvature along the path."""
-        return self._calls % self.every == 0 and self._calls > 0
-
-    def refresh(self) -> None:
-        """Find the axes of Adam's scales anew, if the next step is one at which that is due.
-
-        `step` does it. In a CUDA graph it cannot be done: who replays one calls this before each step that measures.
-        """
-        if self.measures and eigenbasis.is_due(self._calls // self.every):
-            for leaf in self._leaves:
-                eigenbasis.refresh(self.state[leaf])
-
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Groups are given to the constructor: the average and the path are those of all parameters."""
-        if hasattr(self, "estimate"):
-            raise RuntimeError("the parameters of HorizonAdam are fixed; expected all groups in the constructor.")
+        """Add a group with options of its own (lr, rate, betas, weight_decay): its parameters move from now on.
+
+        The control variate learns anew, for it is one of all parameters.
+        """
+        before = len(self.param_groups)
         super().add_param_group(param_group)
+        if not hasattr(self, "estimate"):
+            return  # the constructor looks at all of them
+        group = self.param_groups[-1]
+        try:
+            _check_group(group)
+        except Exception:
+            del self.param_groups[before:]
+            raise
+        self._low_lr.given([group])
+        self._adopt()
+        self._crew.again()
+
+    def _adopt(self) -> None:
+        """Take up the parameters that require grad by now, and leave alone those that no longer do."""
+        leaves = [leaf for group in self.param_groups for leaf in group["params"] if leaf.requires_grad]
+        if not leaves:
+            raise ValueError("no parameter requires grad; expected at least one that can move.")
+        if len(leaves) == len(self._leaves) and all(map(operator.is_, leaves, self._leaves)):
+            return
+        if not self._leaves:
+            self._numbers = torch.zeros(len(PATH), dtype=torch.float64, device=leaves[0].device)
+        forgetting, taken = Forgetting(leaves), int(self._numbers[PATH.index("count")])
+        if self._leaves:
+            forgetting.take_over(self._forgetting, self._leaves, leaves)
+        begun = {id(leaf): number for leaf, number in zip(self._leaves, self._begun, strict=True)}
+        for leaf in self._leaves:
+            if not leaf.requires_grad:  # should it move again, it begins anew
+                del self.state[leaf], begun[id(leaf)]
+        for leaf in leaves:
+            if leaf not in self.state:
+                self.state[leaf] = fresh(leaf, self.rotate)
+                self._new.append(leaf)
+        step = self.estimate.step if self._leaves else self._options.get("step", 0)
+        group = None if self._crew.processes is None else self._crew.processes.group
+        shared = {"step": step, "process_group": group, "check_every": None}
+        self.estimate = ForwardGradient(leaves, **self._options | shared)
+        self.estimate.crew.trust()  # this one looks
+        self._begun = [begun.get(id(leaf), taken) for leaf in leaves]
+        self._leaves, self._path, self._forgetting = leaves, Path(leaves, self._crew), forgetting
 
     @_torch.apart_from_graphs
     @torch.no_grad()
     def step(self, closure: Any = None, *batch: Any, has_aux: bool = False) -> Tensor:  # type: ignore[override]
-        """Take one step, and return the mean loss before it."""
-        self._check_ready(closure)
-        if not self._crew.quiet:
-            labels = [f"parameter {number}" for number in range(len(self._leaves))]
-            self._crew.begin(self._facts, self._calls, self._leaves, labels)
+        """Take one step, and return the mean loss before it.
+
+        ``closure`` is a function of ``batch`` that returns the losses of its samples (B,), or a list of closures, one
+        for each part of a batch, whose mean losses are averaged. With ``has_aux`` each returns a pair (losses, aux),
+        and ``report.aux`` is what came with the losses; a list of it where there is a list of closures.
+        """
+        calls = calls_of(closure, batch)
+        if len(calls) > 1 and self._crew.processes is not None:
+            raise ValueError(
+                f"step got {len(calls)} closures and there is a process_group; expected one function, for each process "
+                "has its part of the batch."
+            )
+        if self.compile and len(calls) == 1:
+            ((function, given),) = calls
+            reports = self._compiled_steps(function, alone(given), 1, has_aux)
+            if reports is not None:
+                return reports.loss[0]
+        self._prepare()
         self.zero_grad(set_to_none=False)
         casts = casts_around(self._numbers.device)
         with uncast(casts):
-            loss = self._step(casts.around(closure), batch, has_aux)
+            loss = self._step(cast(calls, casts), has_aux)
         self._crew.check(self._calls, self._leaves)
         return loss
 
-    def _facts(self) -> dict[str, Any]:
-        """What processes that step together must have in common."""
-        settings = {name: getattr(self, name) for name in ("every", "power", "betas", "eps", "forget", "rotate")}
-        groups = [(float(group["lr"]), float(group["weight_decay"])) for group in self.param_groups]
-        return {
-            "the optimizer": type(self).__name__,
-            "lr and weight_decay": groups,
-            **settings,
-            **self.estimate.facts(),
-        }
+    @_torch.apart_from_graphs
+    @torch.no_grad()
+    def steps(self, closure: Callable[..., Any], *batches: Tensor, has_aux: bool = False) -> HorizonReport:
+        """Take a step with each entry of the batches' first axis, and return their reports, stacked (n,).
 
-    def _step(self, closure: Callable[..., Any], batch: tuple[Any, ...], has_aux: bool) -> Tensor:
-        capturing = self._numbers.is_cuda and torch.cuda.is_current_stream_capturing()
-        losses = partial(_losses, closure, batch, has_aux)
-        if not capturing:
-            self.refresh()
-        seen = self._look_back(losses, capturing) if self.measures else None
-        if seen is not None:
-            self._retreat(seen)
-        loss, aux = split_aux(self.estimate(closure, *batch, has_aux=has_aux), has_aux)
-        grads = self._grads()
-        taken = torch.isfinite(loss) & torch.stack([torch.isfinite(grad).all() for grad in grads]).all()
-        self._numbers[_COUNT] += taken
-        if self.forget:
-            self._forgetting.see(self._leaves, grads, self._horizon(), taken)
-        directions = self._directions(grads, taken)
-        if self._calls == 0:
-            self._numbers[_RATE] = self._first_rate(losses, directions, capturing)
-            self._numbers[_FIRST] = loss
-        elif seen is not None:
-            self._follow(seen)
-        self._move(directions, loss, taken)
+        The same as as many calls of :meth:`step`. With ``compile`` on CUDA the host only launches them.
+        """
+        count = entries(closure, batches)
+        if self.compile:
+            reports = self._compiled_steps(closure, batches, count, has_aux)
+            if reports is not None:
+                self._opt_called = True  # torch's schedulers look whether there was a step before theirs
+                return reports
+        taken = []
+        for number in range(count):
+            self.step(closure, *(batch[number] for batch in batches), has_aux=has_aux)
+            taken.append(self.report)
+        *numbers, aux = zip(*taken, strict=True)
+        return _report_of([*map(torch.stack, numbers)], _torch.pytree.tree_map(stacked, *aux) if has_aux else None)
+
+    def _step(self, calls: list[Call], has_aux: bool) -> Tensor:
+        losses, held, rules = partial(losses_of, calls, has_aux), self._held(), self._rules
+        seen = None
+        if self._calls and self._calls % self.every == 0:
+            self._refresh(self._calls)
+            seen = Seen(look_back(held, losses, self._replay()))
+        loss, aux = self._estimated(calls, has_aux)
+        self._clip()
+        first = None if self._calls else partial(self._along, losses)
+        self._report = HorizonReport(loss, *take(rules, held, loss, self._grads(), seen, first), aux)
+        self._new.clear()
         self._calls += 1
-        _, rate, led, *_ = self._numbers.unbind()
-        self._report = HorizonReport(loss, rate.clone(), led.clone(), taken, aux)
         return loss
+
+    def _compiled_steps(
+        self, closure: Any, batches: tuple[Any, ...], count: int, has_aux: bool
+    ) -> HorizonReport | None:
+        """Take the steps as compiled graphs; None where the closure cannot be one, and no step was taken."""
+        self._prepare()
+        if self._new and self._calls:
+            return None  # the first step of a late parameter is like no other
+        clip = self.clip
+        if callable(clip):
+            return None
+        if self._compiled is None or not self._compiled.is_of(self.estimate, self._rules, clip):
+            self._compiled = CompiledAdam(self.estimate, self._rules, clip)
+        casts = casts_around(self._numbers.device)
+        with uncast(casts):
+            steps = Steps(batches, count, self._calls, self._held(), self._refresh)
+            found = self._compiled(closure, casts, steps, has_aux)
+        if found is None:
+            return None
+        reports = _report_of(*found)
+        self.zero_grad(set_to_none=True)  # the gradient is nowhere
+        self._new.clear()
+        self._calls += count
+        self._report = _report_of(*_torch.pytree.tree_map_only(Tensor, _last, found))
+        return reports
+
+    # -- what a step reads and writes -------------------------------------------------------------------------------
+
+    @property
+    def _rules(self) -> Rules:
+        fixed = all(group["rate"] is not None for group in self.param_groups)
+        return Rules(self.every, self.power, self.eps, self.forget, fixed)
+
+    def _held(self) -> Held:
+        groups = {leaf: group for group in self.param_groups for leaf in group["params"]}
+        leaves = []
+        for leaf, begun in zip(self._leaves, self._begun, strict=True):
+            group, new = groups[leaf], any(leaf is one for one in self._new)
+            numbers = group["lr"], group["weight_decay"], group["rate"], tuple(group["betas"])
+            leaves.append(Leaf(leaf, self.state[leaf], *numbers, begun, new))
+        return Held(leaves, self._numbers, self._forgetting, self._path)
+
+    def _refresh(self, calls: int) -> None:
+        """Find the axes of Adam's scales anew, if that is due at the step that measures after so many."""
+        if eigenbasis.is_due(calls // self.every):
+            for leaf in self._leaves:
+                eigenbasis.refresh(self.state[leaf])
+
+    def _along(self, losses: Callable[[], Tensor], directions: Sequence[Tensor]) -> Along:
+        return self._path.along(losses, directions, self._replay())
+
+    def _replay(self) -> Replay:
+        return Replay([leaf.device for leaf in self._leaves])
 
     @torch.no_grad()
     def eval(self) -> None:
@@ -262,21 +363,34 @@ class HorizonAdam(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """torch's, with the numbers of the path and the state of the estimate."""
-        numbers = dict(zip(_PATH, self._numbers.tolist(), strict=True))
+        numbers = dict(zip(PATH, self._numbers.tolist(), strict=True))
         slopes = self._forgetting.slopes.tolist()
-        path = {"calls": self._calls, "evaluating": self._evaluating, "slopes": slopes, **numbers}
+        path = {"calls": self._calls, "evaluating": self._evaluating, "slopes": slopes, "begun": self._begun, **numbers}
         return {**super().state_dict(), "path": path, "estimate": self.estimate.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from what `state_dict` gave."""
         _require(state_dict, "the state", ("path", "estimate"))
         path = state_dict["path"]
-        _require(path, "the state's path", ("calls", "evaluating", "slopes", *_PATH))
+        _require(path, "the state's path", ("calls", "evaluating", "slopes", *PATH))
         self._check_axes(state_dict)
+        begun = list(path.get("begun", [0] * len(self._leaves)))  # of states from before there were late ones
+        if len(begun) != len(self._leaves):
+            raise ValueError(
+                f"the state is of {len(begun)} parameters that move, and here are {len(self._leaves)}; expected as "
+                "many."
+            )
+        defaults = [{**group} for group in self.param_groups]
         super().load_state_dict({name: state_dict[name] for name in ("state", "param_groups")})
+        for group, default in zip(self.param_groups, defaults, strict=True):
+            for name in ("rate", "betas"):  # an earlier state has none of them in its groups
+                group.setdefault(name, default[name])
+        self._begun, self._new = begun, []
+        if path["calls"]:
+            self._low_lr.settle()
         self._calls, self._evaluating = path["calls"], path["evaluating"]
         self._crew.again()
-        self._numbers.copy_(torch.tensor([path[name] for name in _PATH], dtype=torch.float64, device="cpu"))
+        self._numbers.copy_(torch.tensor([path[name] for name in PATH], dtype=torch.float64, device="cpu"))
         self._forgetting.slopes.copy_(torch.tensor(path["slopes"], dtype=torch.float64, device="cpu"))
         self.estimate.load_state_dict(state_dict["estimate"])
 
@@ -295,113 +409,49 @@ class HorizonAdam(torch.optim.Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         """For copy and pickle, which have to take the model along: torch's, and all that this optimizer adds."""
         own = {name: value for name, value in self.__dict__.items() if name in _OWN}
-        return {**super().__getstate__(), **own, "_report": None}
+        return {**super().__getstate__(), **own, "_report": None, "_compiled": None}
 
-    def _check_ready(self, closure: Any) -> None:
-        if not callable(closure):
-            name = type(closure).__name__
-            raise TypeError(f"step got {name}; expected a function that returns the losses of a batch's samples.")
+    def _prepare(self) -> None:
+        """Before a step, compiled or not."""
         if self._evaluating:
             raise RuntimeError("the averaged parameters are in the model; expected a call of train() before a step.")
+        self._adopt()
+        self._low_lr.see(self.param_groups)
+        if not self._crew.quiet:
+            labels = [f"parameter {number}" for number in range(len(self._leaves))]
+            self._crew.begin(self._facts, self._calls, self._leaves, labels)
+
+    def _facts(self) -> dict[str, Any]:
+        """What processes that step together must have in common."""
+        settings = {name: getattr(self, name) for name in ("every", "power", "clip", "eps", "forget", "rotate")}
+        names = "lr", "weight_decay", "rate", "betas"
+        groups = [[_plain(group[name]) for name in names] for group in self.param_groups]
+        kind = type(self).__name__
+        return {"the optimizer": kind, "lr, weight_decay, rate and betas": groups, **settings, **self.estimate.facts()}
 
     # -- one step ---------------------------------------------------------------------------------------------------
+
+    def _estimated(self, calls: list[Call], has_aux: bool) -> tuple[Tensor, Any]:
+        """The mean loss and what came with it, with the gradient's estimate in ``.grad``."""
+        found = [split_aux(self.estimate(function, *batch, has_aux=has_aux), has_aux) for function, batch in calls]
+        if len(found) == 1:
+            return found[0]
+        for leaf in self._leaves:
+            if leaf.grad is not None:
+                leaf.grad.div_(len(found))
+        losses, aux = zip(*found, strict=True)
+        return torch.stack(losses).mean(), list(aux) if has_aux else None
+
+    def _clip(self) -> None:
+        """The gradient's length, in ``.grad``."""
+        if callable(self.clip):
+            self.clip(self._leaves)
+        elif self.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self._leaves, self.clip)
 
     def _grads(self) -> list[Tensor]:
         """What the estimate left, zero for what the losses do not depend on."""
         return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in self._leaves]
-
-    def _directions(self, grads: list[Tensor], taken: Tensor) -> list[Tensor]:
-        """Adam's directions, downhill."""
-        first, second = self.betas
-        count = self._numbers[_COUNT]
-        scales = 1 - first**count, (1 - second**count).sqrt()
-        directions, share = [], 1 / self._horizon()
-        for leaf, grad in zip(self._leaves, grads, strict=True):
-            state = self.state[leaf]
-            eigenbasis.see(state, grad, share, taken)
-            if self._calls == 0:
-                eigenbasis.refresh(state)
-            mean, square, turned = state["exp_avg"], state["exp_avg_sq"], eigenbasis.away(state, grad)
-            mean.copy_(torch.where(taken, torch.lerp(mean, turned, 1 - first), mean))
-            square.copy_(torch.where(taken, torch.lerp(square, turned * turned, 1 - second), square))
-            size = square.sqrt() / scales[1].to(square) + self.eps
-            directions.append(eigenbasis.back(state, -(mean / scales[0].to(mean)) / size))
-        return directions
-
-    def _look_back(self, losses: Callable[[], Tensor], capturing: bool) -> Along:
-        path = [leaf - self.state[leaf]["trail"] for leaf in self._leaves]
-        return self._path.along(losses, path, back=True, capturing=capturing)
-
-    def _thrown(self, seen: Along) -> Tensor:
-        return seen.rise > _THROWN * self._numbers[_FIRST].abs()
-
-    def _retreat(self, seen: Along) -> None:
-        """Where the parameters were thrown out of a good place, put them back to their trailing mean.
-
-        To halve the rate alone would not do: they would stay where they are, and the rate be halved again and again.
-        """
-        thrown = self._thrown(seen)
-        for leaf in self._leaves:
-            state = self.state[leaf]
-            leaf.copy_(torch.where(thrown, state["trail"], leaf))
-            state["exp_avg"].copy_(torch.where(thrown, 0.0, state["exp_avg"]))
-
-    def _follow(self, seen: Along) -> None:
-        lead = seen.best
-        horizon = torch.clamp_min(_SHARE * self._numbers[_COUNT], _SHORTEST)
-        urge = torch.where(lead > 0, lead.clamp_max(1), (lead + 0.5).clamp(-1, 0))
-        urge = torch.where(torch.isfinite(lead), urge, -1.0)
-        self._numbers[_RATE] *= torch.where(self._thrown(seen), 0.5, torch.exp(_GAIN * self.every / horizon * urge))
-        self._numbers[_LEAD] = lead
-        # of one batch it is noisy, so weights are forgotten by its mean over the horizon, in which no batch weighs much
-        step = (self.every / horizon).clamp_max(1) * (lead.clamp(-0.5, 0.5) - self._numbers[_TREND])
-        self._numbers[_TREND] += torch.where(torch.isfinite(lead), step, 0.0)
-
-    def _first_rate(self, losses: Callable[[], Tensor], directions: list[Tensor], capturing: bool) -> Tensor:
-        best = self._path.along(losses, directions, capturing=capturing).best
-        size = torch.stack([leaf.abs().mean(dtype=torch.float64) for leaf in self._leaves]).mean()
-        # where the batch has no best step along this direction: one that changes the parameters by little
-        rate = torch.where(torch.isfinite(best) & (best > 0), _CAUTIOUS * best, 1e-4 * size + 1e-8)
-        # a model of the loss that holds for so small parameters alone says nothing of so long a step: of inputs or
-        # targets in the thousands, or of probabilities that are 0 and 1 at first
-        return torch.where((size > 0) & (rate > _BELIEVED * size), _MODERATE * size, rate)
-
-    def _horizon(self) -> Tensor:
-        """In steps; there are not more than were taken, and the start."""
-        count = self._numbers[_COUNT]
-        return torch.minimum(torch.clamp_min(_SHARE * count, _SHORTEST), count + 1)
-
-    def _shares(self, loss: Tensor) -> dict[Tensor, Tensor]:
-        """By weight, the share of it that is forgotten in this step."""
-        if not self.forget:
-            return {}
-        *_, first, trend = self._numbers
-        left = torch.where(first > 0, loss / first, 0.0)
-        shares = self._forgetting.shares(trend, left, self._horizon())
-        return {self._leaves[position]: self.forget * share for position, share in shares.items()}
-
-    def _move(self, directions: list[Tensor], loss: Tensor, taken: Tensor) -> None:
-        count, rate, *_ = self._numbers
-        horizon, shares = self._horizon(), self._shares(loss)
-        weight = self.power / (count + self.power) if self.power else torch.ones_like(count)
-        moves = dict(zip(self._leaves, directions, strict=True))
-        for group in self.param_groups:
-            length = group["lr"] * rate
-            for leaf in group["params"]:
-                if leaf not in moves:
-                    continue
-                state = self.state[leaf]
-                kept = 1 - length * group["weight_decay"]
-                if leaf in shares:
-                    kept = kept * (1 - group["lr"] * shares[leaf]).clamp_min(0)
-                moved = leaf * kept.to(leaf) + length.to(leaf) * moves[leaf]
-                leaf.copy_(torch.where(taken, moved, leaf))
-                # what is pulled to zero is no part of the path: its lead would be that of the pull
-                trail = state["trail"]
-                trail.copy_(torch.where(taken, trail * kept.to(trail), trail))
-                for name, share in (("trail", 1 / horizon), ("average", weight)):
-                    mean = state[name]
-                    mean.copy_(torch.where(taken, mean + share.to(mean) * (leaf - mean), mean))
 
     def _swap(self) -> None:
         for leaf in self._leaves:
@@ -418,20 +468,35 @@ def _check(name: str, value: Any, *, below: float = math.inf) -> None:
         raise ValueError(f"{name} is {value!r}; expected {expected}.")
 
 
+def _check_group(group: dict[str, Any]) -> None:
+    _check("lr", group["lr"])
+    _check("weight_decay", group["weight_decay"])
+    if group["rate"] is not None:
+        _check("rate", group["rate"])
+    betas = group["betas"]
+    if not isinstance(betas, list | tuple) or len(betas) != 2:
+        raise ValueError(f"betas is {betas!r}; expected a pair of numbers, those of Adam.")
+    for number, beta in enumerate(betas):
+        _check(f"betas[{number}]", beta, below=1.0)
+
+
+def _plain(value: Any) -> Any:
+    """A setting of a group in numbers: a scheduler may have left a tensor."""
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return None if value is None else float(value)
+
+
 def _require(state: dict[str, Any], what: str, names: Iterable[str]) -> None:
     for name in names:
         if name not in state:
             raise ValueError(f"{what} has no {name!r}; expected one that HorizonAdam.state_dict gave.")
 
 
-def _fresh(leaf: Tensor, rotate: bool) -> dict[str, Tensor]:
-    """What is kept for a parameter, before the first step."""
-    start = leaf.detach()
-    zeros = torch.zeros_like(start)
-    axes = eigenbasis.fresh(leaf) if rotate else {}
-    return {"exp_avg": zeros, "exp_avg_sq": zeros.clone(), "trail": start.clone(), "average": start.clone(), **axes}
+def _report_of(numbers: Sequence[Tensor], aux: Any) -> HorizonReport:
+    loss, rate, lead, taken = numbers
+    return HorizonReport(loss, rate, lead, taken, aux)
 
 
-def _losses(closure: Callable[..., Any], batch: tuple[Any, ...], has_aux: bool) -> Tensor:
-    losses: Tensor = split_aux(closure(*batch), has_aux, "the closure", "loss")[0]
-    return losses if losses.ndim == 1 else losses.flatten(1).sum(1)
+def _last(stacked: Tensor) -> Tensor:
+    return stacked[-1]

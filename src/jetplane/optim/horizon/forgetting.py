@@ -32,6 +32,13 @@ class Forgetting:
         device = leaves[0].device
         self.slopes = torch.zeros(2, len(self._pulled), dtype=torch.float64, device=device)  # mean, and mean square
 
+    def take_over(self, other: Forgetting, before: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
+        """Go on with what ``other`` has seen of the leaves that were there ``before``, and are among these."""
+        seen = {id(before[position]): column for column, position in enumerate(other._pulled)}
+        for column, position in enumerate(self._pulled):
+            if id(leaves[position]) in seen:
+                self.slopes[:, column] = other.slopes[:, seen[id(leaves[position])]]
+
     def see(self, leaves: Sequence[Tensor], grads: Sequence[Tensor], horizon: Tensor, taken: Tensor) -> None:
         """Take the slopes along the weights into their means over the ``horizon``, if the step is ``taken``."""
         if not self._pulled:

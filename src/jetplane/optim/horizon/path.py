@@ -11,9 +11,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ...ad.engine.locate import users_level
 from ...ad.run.directions import Given, Leaf
 from ...ad.run.passes import Pass
 from ...ad.run.replay import Replay
+from ...ad.run.replay_traced import ReplayTraced
 from ...curvature import Curvature, ExactHessian, GaussNewton, is_late
 from ...errors import MissingBoundary
 from ...parallel.crew import Crew
@@ -47,10 +49,14 @@ class Path:
 
     @torch.no_grad()
     def along(
-        self, losses: Callable[[], Tensor], direction: Sequence[Tensor], *, back: bool = False, capturing: bool = False
+        self,
+        losses: Callable[[], Tensor],
+        direction: Sequence[Tensor],
+        replay: Replay | ReplayTraced,
+        *,
+        back: bool = False,
     ) -> Along:
         """What ``losses`` (B,) do along ``direction``. Random numbers, buffers and leaves stay as they are."""
-        replay = Replay([] if capturing else [leaf.device for leaf in self._leaves])
         try:
             with self._told():
                 numbers = self._measure(replay, losses, direction)
@@ -80,15 +86,19 @@ class Path:
             total = total + record
         return list((total[1:] / total[0]).to(loss.device).unbind())
 
-    def _measure(self, replay: Replay, losses: Callable[[], Tensor], direction: Sequence[Tensor]) -> list[Tensor]:
+    def _measure(
+        self, replay: Replay | ReplayTraced, losses: Callable[[], Tensor], direction: Sequence[Tensor]
+    ) -> list[Tensor]:
         try:
             return self._pass(replay, losses, direction)
         except MissingBoundary as error:
-            warnings.warn(f"{error} The exact curvature is taken instead.", UserWarning, stacklevel=8)
+            warnings.warn(f"{error} The exact curvature is taken instead.", UserWarning, stacklevel=users_level())
             self._curvature = ExactHessian()
             return self._pass(replay, losses, direction)
 
-    def _pass(self, replay: Replay, losses: Callable[[], Tensor], direction: Sequence[Tensor]) -> list[Tensor]:
+    def _pass(
+        self, replay: Replay | ReplayTraced, losses: Callable[[], Tensor], direction: Sequence[Tensor]
+    ) -> list[Tensor]:
         pairs = self._curvature.pairs(1)
         one = Pass.of(pairs, is_late(self._curvature))
         rows = Given([part.unsqueeze(0) for part in direction])
@@ -105,7 +115,7 @@ class Path:
         self._count = jet.primal.numel()
         return [number.to(torch.float64) for number in numbers]
 
-    def _back(self, replay: Replay, losses: Callable[[], Tensor], direction: Sequence[Tensor]) -> Tensor:
+    def _back(self, replay: Replay | ReplayTraced, losses: Callable[[], Tensor], direction: Sequence[Tensor]) -> Tensor:
         """The mean loss at the other end."""
         kept = [leaf.clone() for leaf in self._leaves]
         try:

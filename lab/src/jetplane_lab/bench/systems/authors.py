@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..problem import WIDTH, Plane, Problem
+from ..problem import WIDTH, Derivatives, Problem
 from .system import Prepared, Setting, System, as_plane, torch_wait
 
 __all__ = ["SYSTEMS", "load", "model_of"]
@@ -77,12 +77,12 @@ def _prepare(vectorised: bool, problem: Problem, setting: Setting) -> Prepared:
         output = loss_of(model(x[None], [d[i] for d in rows], [d[j] for d in rows]), y[None])
         return output.real.reshape(-1)[0], output.eps1.reshape(-1), output.eps1eps2.reshape(-1)
 
-    def call() -> Plane:
+    def call() -> Derivatives:
         with torch.no_grad():
             value, first, second = together() if vectorised else one_by_one()
             curvature = second.new_zeros(k, k)
             curvature[i, j] = curvature[j, i] = second
-            return Plane(value, first[diagonal], curvature)
+            return Derivatives(value, first[diagonal], curvature)
 
     return Prepared(call, as_plane, torch_wait(setting.device))
 

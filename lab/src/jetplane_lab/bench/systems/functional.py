@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, jvp, vmap
 
-from ..problem import Params, Plane, Problem
+from ..problem import Derivatives, Params, Problem
 from .system import Prepared, Setting, System, as_plane, torch_wait
 
 __all__ = ["SYSTEMS"]
 
 Loss = Callable[[Params], Tensor]
-Way = Callable[[Callable[..., Tensor], int, Params, Params, Tensor, Tensor], Plane]
+Way = Callable[[Callable[..., Tensor], int, Params, Params, Tensor, Tensor], Derivatives]
 
 
 def _pair(loss: Loss, params: Params, vi: Params, vj: Params) -> tuple[Tensor, Tensor, Tensor]:
@@ -36,15 +36,15 @@ def _one(
     return _pair(lambda p: loss_of(p, x, y), params, vi, vj)
 
 
-def _loop(one: Callable[..., Any], k: int, params: Params, v: Params, x: Tensor, y: Tensor) -> Plane:
+def _loop(one: Callable[..., Any], k: int, params: Params, v: Params, x: Tensor, y: Tensor) -> Derivatives:
     """One pair after the other; what is compiled, if anything, is one pair: all of them would take minutes."""
     found = {(i, j): one(params, _row(v, i), _row(v, j), x, y) for i in range(k) for j in range(i, k)}
     slope = torch.stack([found[i, i][1] for i in range(k)])
     entries = [found[min(i, j), max(i, j)][2] for i in range(k) for j in range(k)]
-    return Plane(found[0, 0][0], slope, torch.stack(entries).reshape(k, k))
+    return Derivatives(found[0, 0][0], slope, torch.stack(entries).reshape(k, k))
 
 
-def _pairs(loss_of: Callable[..., Tensor], k: int, params: Params, v: Params, x: Tensor, y: Tensor) -> Plane:
+def _pairs(loss_of: Callable[..., Tensor], k: int, params: Params, v: Params, x: Tensor, y: Tensor) -> Derivatives:
     i, j = torch.triu_indices(k, k, device=x.device)
     left, right = ({name: rows[side] for name, rows in v.items()} for side in (i, j))
     value, slope, entries = vmap(lambda a, b: _pair(lambda p: loss_of(p, x, y), params, a, b))(left, right)
@@ -52,18 +52,18 @@ def _pairs(loss_of: Callable[..., Tensor], k: int, params: Params, v: Params, x:
     curvature = entries.new_zeros(k, k)
     curvature[i, j] = entries
     curvature[j, i] = entries
-    return Plane(value[0], slope[n * k - n * (n - 1) // 2], curvature)  # where the pairs (n, n) stand
+    return Derivatives(value[0], slope[n * k - n * (n - 1) // 2], curvature)  # where the pairs (n, n) stand
 
 
-def _nested(loss_of: Callable[..., Tensor], k: int, params: Params, v: Params, x: Tensor, y: Tensor) -> Plane:
+def _nested(loss_of: Callable[..., Tensor], k: int, params: Params, v: Params, x: Tensor, y: Tensor) -> Derivatives:
     def entry(a: Params, b: Params) -> tuple[Tensor, Tensor, Tensor]:
         return _pair(lambda p: loss_of(p, x, y), params, a, b)
 
     value, slope, entries = vmap(lambda a: vmap(lambda b: entry(a, b))(v))(v)
-    return Plane(value[0, 0], slope[:, 0], entries)
+    return Derivatives(value[0, 0], slope[:, 0], entries)
 
 
-def _hvp(loss_of: Callable[..., Tensor], k: int, params: Params, v: Params, x: Tensor, y: Tensor) -> Plane:
+def _hvp(loss_of: Callable[..., Tensor], k: int, params: Params, v: Params, x: Tensor, y: Tensor) -> Derivatives:
     def along(direction: Params) -> Any:
         gradient = grad_and_value(lambda p: loss_of(p, x, y))
         outer: Any = jvp(gradient, (params,), (direction,))
@@ -75,7 +75,7 @@ def _hvp(loss_of: Callable[..., Tensor], k: int, params: Params, v: Params, x: T
     slope = sum(v[name].flatten(1) @ g.flatten() for name, g in gradients.items())
     curvature = sum(v[name].flatten(1) @ h.flatten(1).T for name, h in products.items())
     assert isinstance(slope, Tensor) and isinstance(curvature, Tensor)
-    return Plane(value, slope, curvature)
+    return Derivatives(value, slope, curvature)
 
 
 def _prepare(way: Way, options: dict[str, Any] | None, problem: Problem, setting: Setting) -> Prepared:
@@ -84,14 +84,14 @@ def _prepare(way: Way, options: dict[str, Any] | None, problem: Problem, setting
             return function
         return torch.compile(function, fullgraph=True, dynamic=False, **options)
 
-    run: Callable[..., Plane]
+    run: Callable[..., Derivatives]
     if way is _loop:
         run = partial(_loop, compiled(partial(_one, problem.loss_of)), problem.k)
     else:
         run = compiled(partial(way, problem.loss_of, problem.k))
     arguments = problem.constants, problem.directions, problem.x, problem.y
 
-    def call() -> Plane:
+    def call() -> Derivatives:
         with torch.no_grad():
             return run(*arguments)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..problem import Plane, Problem
+from ..problem import Derivatives, Problem
 from .system import Prepared, Setting, System
 
 __all__ = ["SYSTEMS", "configure"]
@@ -160,9 +160,9 @@ def _prepare(way: Callable[..., Any], pool: Callable[[Array], Array], problem: P
             executable.append(jitted.lower(*arguments).compile())
         return executable[0](*arguments)
 
-    def read(result: Any) -> Plane:
+    def read(result: Any) -> Derivatives:
         loss, slope, curvature = (torch.from_numpy(jax.device_get(part).copy()) for part in result)
-        return Plane(loss, slope, curvature)
+        return Derivatives(loss, slope, curvature)
 
     def planned() -> int | None:
         analysis = executable[0].memory_analysis() if executable else None

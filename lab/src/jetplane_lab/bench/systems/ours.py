@@ -8,7 +8,7 @@ import torch
 
 import jetplane as jp
 
-from ..problem import Plane, Problem
+from ..problem import Derivatives, Problem
 from . import compiled
 from .system import Prepared, Setting, System, as_plane, torch_wait
 
@@ -24,18 +24,18 @@ def _forward(problem: Problem, setting: Setting) -> Prepared:
 
 
 def _eager(problem: Problem, setting: Setting) -> Prepared:
-    def call() -> Plane:
+    def call() -> Derivatives:
         with jp.perturb(problem.params, problem.directions) as jets:
             loss = problem.loss()
         model = jets.quadratic(loss)
-        return Plane(model.loss, model.slope, model.curvature)
+        return Derivatives(model.loss, model.slope, model.curvature)
 
     return Prepared(call, as_plane, torch_wait(setting.device))
 
 
 def _compiled(problem: Problem, setting: Setting) -> Prepared:
-    def read(model: jp.Quadratic) -> Plane:
-        return Plane(model.loss, model.slope, model.curvature)
+    def read(model: jp.Quadratic) -> Derivatives:
+        return Derivatives(model.loss, model.slope, model.curvature)
 
     return Prepared(compiled.call(problem), read, torch_wait(setting.device))
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..problem import Plane, Problem
+from ..problem import Derivatives, Problem
 
 __all__ = ["Prepared", "Setting", "System", "as_plane", "ready", "torch_wait"]
 
@@ -26,7 +26,7 @@ class Prepared(NamedTuple):
     """A system with its problem, ready to run."""
 
     call: Callable[[], Any]  # one evaluation; it may return before the device has finished
-    read: Callable[[Any], Plane]  # what a call returned, as torch tensors
+    read: Callable[[Any], Derivatives]  # what a call returned, as torch tensors
     wait: Callable[[Any], None]  # until the device has finished what a call returned
     planned: Callable[[], int | None] = lambda: None  # bytes that the compiler plans beside the arguments, if it says
     steps: int = 1  # that a call takes: the times are those of one of them
@@ -37,9 +37,9 @@ def ready(setting: Setting) -> str | None:
     return None
 
 
-def as_plane(result: Any) -> Plane:
+def as_plane(result: Any) -> Derivatives:
     """A result that is a plane as it stands."""
-    return Plane(*result)
+    return Derivatives(*result)
 
 
 def torch_wait(device: str) -> Callable[[Any], None]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from ..problem import Plane, Problem
+from ..problem import Derivatives, Problem
 from .system import Prepared, Setting, System, as_plane, torch_wait
 
 __all__ = ["SYSTEMS"]
@@ -32,14 +32,14 @@ def _prepare(problem: Problem, setting: Setting) -> Prepared:
     def along(direction: Tensor) -> Any:
         return second_order(weight, direction, zero)
 
-    def call() -> Plane:
+    def call() -> Derivatives:
         with torch.no_grad():
             # v_i^T H v_j = ((v_i + v_j)^T H (v_i + v_j) - v_i^T H v_i - v_j^T H v_j) / 2
             loss, slope, second = vmap(along)(torch.cat([v, v[i] + v[j]]))
             diagonal = second[:k]
             curvature = diagonal.diag()
             curvature[i, j] = curvature[j, i] = (second[k:] - diagonal[i] - diagonal[j]) / 2
-            return Plane(loss[0], slope[:k], curvature)
+            return Derivatives(loss[0], slope[:k], curvature)
 
     return Prepared(call, as_plane, torch_wait(setting.device))
 

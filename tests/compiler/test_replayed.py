@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from jetplane.compiler.cuda_graphs import Recording
-from jetplane.optim.replayed import Replayed, repeated
+from jetplane.compiler.replayed import Replayed, repeated
 
 
 def test_any_number_of_steps_is_replayed_in_graphs_of_up_to_ten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from ..ad import _torch
-from ..compiler.capture import Run
-from ..compiler.cuda_graphs import WARM_UPS, Pool, Recording
+from .capture import Compiled, Run
+from .cuda_graphs import WARM_UPS, Pool, Recording
 
-__all__ = ["Replayed", "repeated"]
+__all__ = ["Many", "Pool", "Replayed", "many_times", "repeated"]
 
 log = logging.getLogger("jetplane")
+
+Many = Callable[[Sequence[Tensor], "Batches", int], list[Tensor]]  # inputs, batches, and how many calls
 
 Batches = dict[int, Tensor]  # by place among the inputs: (n, ...), one entry for each of n steps
 
@@ -34,12 +37,17 @@ def repeated(run: Run, inputs: Sequence[Tensor], batches: Batches, count: int) -
     return [torch.stack(list(each)) for each in zip(*outputs, strict=True)]
 
 
+def many_times(run: Compiled, inputs: Sequence[Tensor], pool: Pool | None = None) -> Many:
+    """``run``, as often as there are entries of batches: on CUDA as graphs."""
+    return Replayed(run, run.written, pool) if inputs[0].is_cuda else partial(repeated, run)
+
+
 class Replayed:
     """Calls ``run`` a few times as it is, and from then on replays what it launches, several steps to a graph."""
 
-    def __init__(self, run: Run, written: Set[int] = frozenset()) -> None:
+    def __init__(self, run: Run, written: Set[int] = frozenset(), pool: Pool | None = None) -> None:
         self._run, self._written = run, written
-        self._pool = Pool()  # the graphs run one after the other
+        self._pool = pool or Pool()  # the graphs run one after the other
         self._calls = 0
         self._graphs: dict[int, _Steps] = {}  # by their number of steps
 

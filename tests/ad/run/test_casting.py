@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from jetplane.ad.run.casting import casts_around
 from jetplane.curvature import GaussNewton
 from jetplane.directions import Best, Momentum, Orthonormal, PreviousStep, RankOne
 from jetplane.optim import FoMoHBP, FoMoHKD, GaussNewtonSearch, HorizonAdam, HyperplaneSearch
-from jetplane.optim.casting import casts_around
 from jetplane.solvers import LevenbergMarquardt, SaddleFree, TrustRegion
 from searches import network
 

@@ -1,0 +1,282 @@
+"""Steps of forward-only training as a user takes them: HorizonAdam(compile=True), beside a forward pass and backprop.
+
+    python benchmarks/forward_steps.py --device cuda --out benchmarks/results/forward_steps_h200.json
+
+For each model: the median time of a compiled forward pass without autograd, of a compiled backprop step (Adam) and of a
+compiled step of HorizonAdam, all replayed as CUDA graphs where there is CUDA; the passes that a step counts (FLOPs of
+its products over those of a forward pass, of the uncompiled step); how far the first compiled steps are from the
+uncompiled ones; and the peak memory of a step above parameters and optimizer state, with that of backprop and of
+backprop with a checkpoint for each block. A model whose packages are missing is skipped with a message.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import gc
+import json
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from jetplane.compiler.replayed import Replayed
+from jetplane.optim import HorizonAdam
+from jetplane_lab.bench.machine import environment
+from jetplane_lab.cost import forward_equivalents
+from jetplane_lab.methods.backprop import Backprop
+
+
+class Residual(nn.Module):
+    """A small residual network with group norm."""
+
+    def __init__(self, width: int = 32, blocks: int = 3) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, width, 3, padding=1)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(
+                *(nn.Conv2d(width, width, 3, padding=1), nn.GroupNorm(8, width), nn.ReLU()),
+                *(nn.Conv2d(width, width, 3, padding=1), nn.GroupNorm(8, width)),
+            )
+            for _ in range(blocks)
+        )
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.max_pool2d(self.stem(x).relu(), 2)
+        for block in self.blocks:
+            h = (h + block(h)).relu()
+        return self.head(h.mean((2, 3)))
+
+
+def cnn() -> nn.Module:
+    """Three convolutions and two linear layers, for images of 32 x 32."""
+    layers: list[nn.Module] = []
+    for before, after in ((3, 32), (32, 64), (64, 128)):
+        layers += [nn.Conv2d(before, after, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(128 * 16, 256), nn.ReLU(), nn.Linear(256, 10))
+
+
+def mlp() -> nn.Module:
+    """784-512-512-10 with layer norms."""
+    layers: list[nn.Module] = [nn.Flatten()]
+    for before, after in ((784, 512), (512, 512)):
+        layers += [nn.Linear(before, after), nn.LayerNorm(after), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(512, 10))
+
+
+def bert(layers: int = 6) -> nn.Module:
+    """A BERT of MiniLM's size, from its config."""
+    from transformers import BertConfig, BertForSequenceClassification
+
+    config = BertConfig(
+        hidden_size=384, num_hidden_layers=layers, num_attention_heads=12, intermediate_size=1536, num_labels=2
+    )
+
+    class Logits(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = BertForSequenceClassification(config)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            # places and kinds for each sample: (1, T) of them would couple the samples
+            places = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+            return self.model(tokens, position_ids=places, token_type_ids=torch.zeros_like(tokens)).logits
+
+    return Logits()
+
+
+class Row(NamedTuple):
+    """A model, a batch, and what a checkpoint is put around."""
+
+    make: Callable[[], nn.Module]
+    batch: Callable[[int], tuple[Tensor, Tensor]]  # so many of them, stacked
+    block: str  # the class of the modules that a checkpoint is put around
+    samples: int
+
+
+def images(size: int, channels: int, width: int, batch: int) -> Callable[[int], tuple[Tensor, Tensor]]:
+    return lambda count: (torch.randn(count, batch, channels, width, width), torch.randint(size, (count, batch)))
+
+
+def words(batch: int, length: int) -> Callable[[int], tuple[Tensor, Tensor]]:
+    return lambda count: (torch.randint(30_000, (count, batch, length)), torch.randint(2, (count, batch)))
+
+
+ROWS = {
+    "cnn": Row(cnn, images(10, 3, 32, 256), "Conv2d", 8),
+    "mlp": Row(mlp, images(10, 1, 28, 512), "Linear", 8),
+    "residual": Row(Residual, images(10, 1, 28, 512), "Sequential", 8),
+    "bert": Row(bert, words(32, 64), "BertLayer", 4),
+}
+
+
+def losses_of(model: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
+    def losses(x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(model(x), y, reduction="none")
+
+    return losses
+
+
+def median_ms(call: Callable[[], object], steps: int, repeats: int = 7) -> float:
+    """Of one step, over calls that take several."""
+    found = []
+    for _ in range(repeats):
+        synchronise()
+        start = time.perf_counter()
+        call()
+        synchronise()
+        found.append((time.perf_counter() - start) / steps)
+    return 1e3 * statistics.median(found)
+
+
+def synchronise() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def peak(call: Callable[[], object]) -> int | None:
+    """Bytes above what is held before; None where the device does not tell."""
+    if not torch.cuda.is_available():
+        return None
+    gc.collect()
+    synchronise()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    call()
+    synchronise()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def checkpointed(model: nn.Module, kind: str) -> None:
+    """A checkpoint around each module of a class."""
+    for module in model.modules():
+        if type(module).__name__ == kind:
+            inner = module.forward
+            module.forward = lambda *a, inner=inner, **k: checkpoint(inner, *a, use_reentrant=False, **k)
+
+
+def forward_time(model: nn.Module, x: Tensor, y: Tensor) -> float:
+    """Of a compiled forward pass, on each entry of the batches."""
+    compiled = torch.compile(lambda x, y: losses_of(model)(x, y).mean())
+
+    def run(batch: list[Tensor]) -> list[Tensor]:
+        with torch.no_grad():
+            return [compiled(*batch)]
+
+    if x.is_cuda:
+        replayed = Replayed(run)
+        call = lambda: replayed([x[0], y[0]], {0: x, 1: y}, len(x))  # noqa: E731
+    else:
+        call = lambda: [run([a, b]) for a, b in zip(x, y, strict=True)]  # noqa: E731
+    for _ in range(3):
+        call()
+    return median_ms(call, len(x))
+
+
+def backprop_row(row: Row, start: nn.Module, x: Tensor, y: Tensor) -> dict[str, Any]:
+    """Time of a compiled step, and peaks of an uncompiled one, plain and with checkpoints."""
+    found: dict[str, Any] = {}
+    model = copy.deepcopy(start)
+    losses = losses_of(model)
+    opt = Backprop(torch.optim.Adam(model.parameters(), 1e-4, capturable=x.is_cuda, fused=x.is_cuda), compile=True)
+    mean = lambda x, y: losses(x, y).mean()  # noqa: E731
+    for _ in range(2):
+        opt.steps(mean, x, y)
+    found["backprop_ms"] = median_ms(lambda: opt.steps(mean, x, y), len(x))
+    for name in ("backprop", "checkpointed"):
+        model = copy.deepcopy(start)
+        if name == "checkpointed":
+            checkpointed(model, row.block)
+        losses = losses_of(model)
+        adam = torch.optim.Adam(model.parameters(), 1e-4)
+        for _ in range(2):
+            losses(x[0], y[0]).mean().backward()
+            adam.step()
+            adam.zero_grad(set_to_none=True)
+
+        def step(losses: Any = losses, adam: Any = adam) -> None:
+            losses(x[0], y[0]).mean().backward()
+            adam.step()
+
+        found[f"{name}_peak"] = peak(step)
+    return found
+
+
+def horizon_row(row: Row, start: nn.Module, x: Tensor, y: Tensor, compile: bool) -> dict[str, Any]:
+    """Time and peak of compiled steps, beside the uncompiled ones."""
+    found: dict[str, Any] = {"samples": row.samples}
+    eager, fast = copy.deepcopy(start), copy.deepcopy(start)
+    one = HorizonAdam(eager.parameters(), samples=row.samples)
+    began = time.perf_counter()
+    first = [float(one.step(losses_of(eager), x[0], y[0]))]
+    found["first_step_s"] = time.perf_counter() - began
+    first += [float(one.step(losses_of(eager), x[n], y[n])) for n in range(1, len(x))]
+    steps = iter(range(10**6))
+    found["passes"] = statistics.mean(
+        forward_equivalents(lambda: one.step(losses_of(eager), x[next(steps) % len(x)], y[0]), eager, x[0])
+        for _ in range(one.every)
+    )
+    found["eager_ms"] = median_ms(
+        lambda: [one.step(losses_of(eager), x[0], y[0]) for _ in range(one.every)], one.every, 3
+    )
+    found["eager_peak"] = peak(lambda: [one.step(losses_of(eager), x[0], y[0]) for _ in range(one.every)])
+    if not compile:
+        return found
+    losses, opt = losses_of(fast), HorizonAdam(fast.parameters(), samples=row.samples, compile=True)
+    began = time.perf_counter()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        second = opt.steps(losses, x, y).loss.tolist()
+    found["compile_s"] = time.perf_counter() - began
+    found["warnings"] = sorted({str(one.message)[:300] for one in said if "run as it is" in str(one.message)})
+    found["losses_apart"] = max(abs(a - b) for a, b in zip(first, second, strict=True))
+    found["compiled_peak"] = peak(lambda: opt.steps(losses, x[:1], y[:1]))
+    for _ in range(3):
+        opt.steps(losses, x, y)
+    found["compiled_ms"] = median_ms(lambda: opt.steps(losses, x, y), len(x))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--models", nargs="*", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--steps", type=int, default=20, help="steps to a call; HorizonAdam looks back every four")
+    parser.add_argument("--eager", action="store_true", help="without the compiled steps")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    if options.device == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    result: dict[str, Any] = {"environment": environment(options.device, torch.get_num_threads()), "rows": {}}
+    for name in options.models:
+        row = ROWS[name]
+        torch.manual_seed(0)
+        try:
+            start = row.make().to(options.device)
+        except ImportError as error:
+            print(f"{name} is skipped: {error}", flush=True)
+            continue
+        x, y = (part.to(options.device) for part in row.batch(options.steps))
+        found: dict[str, Any] = {"forward_ms": forward_time(start, x, y)}
+        for part in (backprop_row, lambda *a: horizon_row(*a, not options.eager)):
+            try:
+                found |= part(row, start, x, y)
+            except Exception as error:  # the other rows are worth having
+                found["failed"] = f"{type(error).__name__}: {error}"[:1000]
+        result["rows"][name] = found
+        print(name, json.dumps(found), flush=True)
+        if options.out:
+            options.out.parent.mkdir(parents=True, exist_ok=True)
+            options.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""The captured programs of one optimizer: kept for a while, or given up with one warning."""
+
+from __future__ import annotations
+
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from ..ad.engine.locate import users_level
+from ..errors import CaptureFailed
+from .capture import Captured, Graph, Run, identity, single, single_with_aux
+
+__all__ = ["Programs"]
+
+_KEPT = 16
+
+_TOO_MANY = (
+    "is compiled for as many kinds of inputs as torch allows, and is run as it is for any other, which is slow: its "
+    "shapes, modes or numbers of Python keep changing. Keep to a few shapes (drop the last batch where it is smaller, "
+    "or pad), hand over numbers that change as tensors, or raise torch._dynamo.config.recompile_limit before the first "
+    "step."
+)
+
+
+class Programs:
+    """By what a program is known by: its graphs, each run by what ``build`` makes of it."""
+
+    def __init__(self, build: Callable[[Graph, Sequence[Tensor]], Run]) -> None:
+        self._build = build
+        self._captured: OrderedDict[Any, Captured | None] = OrderedDict()  # None: one that cannot be captured
+        self._full: set[Any] = set()  # those that no further signature is compiled for
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._captured.clear()
+        self._full.clear()
+
+    def gave_up(self, func: Callable[..., Any], setting: Hashable, has_aux: bool) -> bool:
+        """Whether a program was found to be one that cannot be captured."""
+        return self._captured.get((identity(func), setting, has_aux), self) is None
+
+    def call(
+        self,
+        func: Callable[..., Any],
+        around: Callable[[Callable[..., Any]], Callable[..., Any]],
+        setting: Hashable,
+        args: tuple[Any, ...],
+        has_aux: bool,
+    ) -> tuple[Any, ...] | None:
+        """What ``around(func)(*args)`` returns: the result, and aux if there is one.
+
+        None where it has to be run as it is, and nothing was run. ``setting`` is what else tells programs apart.
+        """
+        key = identity(func), setting, has_aux
+        program = self._find(key, single_with_aux if has_aux else single)
+        if program is None:
+            return None
+        try:
+            returned = program(around(func), args)
+        except CaptureFailed as error:
+            self._tell(key, getattr(func, "__qualname__", type(func).__name__), error)
+            return None
+        return returned if has_aux else (returned,)
+
+    def _find(self, key: Any, reading: Callable[..., Any]) -> Captured | None:
+        if key not in self._captured:
+            self._captured[key] = Captured(self._build, reading)
+            if len(self._captured) > _KEPT:
+                self._captured.popitem(last=False)
+        self._captured.move_to_end(key)
+        return self._captured[key]
+
+    def _tell(self, key: Any, name: str, error: CaptureFailed) -> None:
+        """Warn of a program that is run as it is, once."""
+        if type(error.__cause__).__name__ == "FailOnRecompileLimitHit":  # what is compiled already stays in use
+            if key not in self._full:
+                self._full.add(key)
+                warnings.warn(f"{name} {_TOO_MANY}", stacklevel=users_level())
+            return
+        self._captured[key] = None
+        warnings.warn(f"{name} cannot be compiled and is run as it is: {error}.", stacklevel=users_level())

@@ -1,0 +1,63 @@
+"""Operations of a traced estimate: signs, by a kernel on CUDA and the counter elsewhere; copies for a second pass."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...directions.counter import signed
+from ...directions.traced import fast
+from . import signs as plain
+
+__all__ = ["again", "rows"]
+
+
+def rows(seed: int | Tensor, step: int | Tensor, place: int, start: int, stop: int, like: Tensor) -> Tensor:
+    """Rows start to stop - 1 of the signs of a site, (stop - start, *S): those of ``signs.Signs``, bit by bit."""
+    words = [
+        word if isinstance(word, Tensor) else torch.full((), signed(word), dtype=torch.int64, device=like.device)
+        for word in (seed, step)
+    ]
+    found = torch.ops.jetplane.signs(*words, place, start, stop, like.numel(), like.dtype)
+    return found.reshape(stop - start, *like.shape)
+
+
+def again(tensor: Tensor) -> Tensor:
+    """A copy that a compiler takes for another tensor.
+
+    It would keep what the first pass has computed for the second one, all activations and all noise: the memory that
+    two passes are there to save.
+    """
+    copied: Tensor = torch.ops.jetplane.again(tensor)
+    return copied
+
+
+# Not a custom_op: it has no derivative, as the operation of the directions.
+_LIBRARY = torch.library.Library("jetplane", "FRAGMENT")
+_LIBRARY.define(
+    "signs(Tensor seed, Tensor step, SymInt place, SymInt start, SymInt stop, SymInt size, ScalarType dtype) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+
+def _signs(seed: Tensor, step: Tensor, place: int, start: int, stop: int, size: int, dtype: torch.dtype) -> Tensor:
+    if fast(step.device):
+        from . import signs_triton
+
+        return signs_triton.signs(seed, step, place, start, stop, size, dtype)
+    return plain.counted(int(seed) % (1 << 64), step, place, start, stop, size, dtype).contiguous()
+
+
+_LIBRARY.define("again(Tensor tensor) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+_LIBRARY.impl("again", torch.clone, "CompositeExplicitAutograd")
+_LIBRARY.impl("signs", _signs, "CompositeExplicitAutograd")
+
+
+@torch.library.register_fake("jetplane::signs", lib=_LIBRARY)
+def _(seed: Tensor, step: Tensor, place: int, start: int, stop: int, size: int, dtype: torch.dtype) -> Tensor:
+    return step.new_empty((stop - start, size), dtype=dtype)
+
+
+@torch.library.register_fake("jetplane::again", lib=_LIBRARY)
+def _(tensor: Tensor) -> Tensor:
+    return torch.empty_like(tensor)

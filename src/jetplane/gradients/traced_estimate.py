@@ -1,0 +1,205 @@
+"""An estimate over a captured program as a function of tensors, which is traced and compiled.
+
+The plan is made before, of real tensors: probes ask for values, and a trace has none. What the passes read beside the
+program's tensors, as learned Jacobians and masks of what is read, are inputs, too: nothing that changes is baked in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..ad.run.replay import Replay
+from ..ad.run.replay_traced import ReplayTraced
+from ..compiler.capture import Graph
+from ..errors import CaptureFailed
+from .noise.learned import Learned
+from .noise.readout import Readout
+from .noise.signs import Noise
+from .noise.traced import again
+from .passes.program_passes import Passes
+from .passes.two_passes import Estimate, looked_at, two_passes
+from .plan.noise_plan import Changed, NoisePlan, Site
+from .program.loss_program import LossProgram
+from .program.parameters import Parameters
+
+__all__ = ["Found", "Settings", "TracedEstimate"]
+
+Noises = Callable[[Any, Any], Noise]  # of a seed and a step
+
+
+class Found(NamedTuple):
+    """What an estimate gives."""
+
+    outputs: list[Tensor]  # of the program
+    loss: Tensor  # (), the mean
+    grads: list[Tensor | None]  # by parameter; None where the losses do not depend on it
+
+
+class Settings(NamedTuple):
+    """What a :class:`jetplane.ForwardGradient` says of its estimates."""
+
+    plan: Callable[[Passes], NoisePlan]
+    learned: Callable[[NoisePlan, Readout | None], Learned | None] | None  # None: nothing is
+    width: Callable[[NoisePlan, int], tuple[int, int]]  # J, and the tangents at a time beside so many bytes held
+    exact_norms: bool
+    probe_every: int  # calls after which a plan is looked at again, for the first time
+
+
+class TracedEstimate:
+    """Both passes over one captured program, by a plan.
+
+    ``tensors`` are what they need beside the program's inputs. A call takes twins of both, and writes the learned ones.
+    """
+
+    def __init__(
+        self, graph: Graph, inputs: Sequence[Tensor], parameters: Parameters, settings: Settings, noise: Noises
+    ) -> None:
+        self._graph, self._parameters, self._settings, self._noise = graph, parameters, settings, noise
+        places = {tensor: place for place, tensor in enumerate(inputs)}
+        self.places = [places.get(tensor) for tensor in parameters.tensors]  # of each parameter; None: it is not read
+        self._written: list[int] = []  # places of what the program writes; none is known yet
+        self.plan, replay = self._planned(inputs)
+        self._written = [place for place, tensor in enumerate(inputs) if replay.wrote_to(tensor)]
+        self._learned, self._width = self._start()
+        self._calls, self._due = 0, settings.probe_every
+
+    def _planned(self, inputs: Sequence[Tensor]) -> tuple[NoisePlan, Replay]:
+        """The plan of what the program does with these inputs, which are left as they are."""
+        passes = self._passes([tensor.detach() for tensor in inputs], Replay({tensor.device for tensor in inputs}))
+        assert isinstance(passes.replay, Replay)
+        try:
+            return self._settings.plan(passes), passes.replay
+        finally:
+            passes.replay.rewind()
+
+    def _start(self) -> tuple[Learned | None, tuple[int, int]]:
+        """The tensors of a control variate, if there is to be one; J, and how many tangents are carried at a time."""
+        if not self.plan.sites:
+            return None, (1, 1)
+        learned, width = self._settings.learned, self._settings.width
+        readout, prediction = looked_at(self.plan, learned, width(self.plan, 0)[0])
+        if not prediction.sites or learned is None:
+            return None, width(self.plan, 0)
+        return learned(self.plan, readout), width(self.plan, prediction.held)
+
+    def is_stale(self, inputs: Sequence[Tensor], calls: int) -> bool:
+        """Whether a plan of today would be another one: looked at after ever more calls, for it takes some passes."""
+        self._calls += calls
+        if self._calls < self._due:
+            return False
+        self._due = 2 * self._calls
+        return not _alike(self.plan, self._planned(inputs)[0])
+
+    @property
+    def random(self) -> bool:
+        """Whether the program draws random numbers."""
+        return self.plan.random
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What was learned, and what the plan knows of the sites."""
+        known = [] if self._learned is None else list(self._learned.tensors().values())
+        return [*known, *_masks(self.plan)]
+
+    @property
+    def _jacobians(self) -> int:
+        """How many of them are a control variate's."""
+        return 0 if self._learned is None else len(self._learned.tensors())
+
+    def replay(self, given: Sequence[Tensor]) -> ReplayTraced:
+        """For the runs of one step, all of which see the same random numbers and buffers."""
+        return ReplayTraced([given[place].detach() for place in self._written])
+
+    def __call__(
+        self, given: Sequence[Tensor], own: Sequence[Tensor], seed: Tensor, step: Tensor, replay: ReplayTraced
+    ) -> Found:
+        """The estimate for the program's inputs ``given`` and twins of :attr:`tensors`."""
+        passes = self._passes([tensor.detach() for tensor in given], replay)
+        count, chunk = self._width
+        jacobians, masks = own[: self._jacobians], own[self._jacobians :]
+        learned = None if self._learned is None else self._learned.twin(jacobians)
+        with _held(self.plan, masks):
+            readout, prediction = looked_at(self.plan, None if learned is None else lambda *_: learned, count)
+            noise, same = self._noise(seed, step), self._noise(again(seed), again(step))
+            one = Estimate(self.plan, noise, same, count, chunk, readout, prediction, self._settings.exact_norms)
+            try:
+                losses, outputs = two_passes(passes, one, _nothing)
+            except Changed:
+                raise CaptureFailed("its operations are others where it is traced") from None
+        leaves = passes.parameters.tensors
+        grads = [leaf.grad if place is not None else None for leaf, place in zip(leaves, self.places, strict=True)]
+        return Found(outputs, losses.sum() / losses.shape[0], grads)
+
+    def losses(self, given: Sequence[Tensor]) -> Tensor:
+        """The program's losses (B,), with the tangents that a pass around it carries."""
+        found = self._graph(given)[self._graph.loss]
+        return found if found.ndim == 1 else found.flatten(1).sum(1)
+
+    def _passes(self, plain: Sequence[Tensor], replay: Replay | ReplayTraced) -> Passes:
+        tensors = [
+            tensor.detach() if place is None else plain[place]
+            for tensor, place in zip(self._parameters.tensors, self.places, strict=True)
+        ]
+        return Passes(self._parameters.at(tensors), LossProgram(_Runs(self, replay), (plain,), True), replay)
+
+
+class _Runs:
+    """The runs of a captured program. In a trace, each has inputs of its own, or a compiler would keep what it did."""
+
+    def __init__(self, traced: TracedEstimate, replay: Replay | ReplayTraced) -> None:
+        fixed = {*traced.places, *traced._written}
+        self._graph = traced._graph
+        self._copied = lambda place: isinstance(replay, ReplayTraced) and place not in fixed
+        self._count = 0
+
+    def __call__(self, plain: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        if self._count:
+            plain = [again(tensor) if self._copied(place) else tensor for place, tensor in enumerate(plain)]
+        self._count += 1
+        outputs = self._graph(plain)
+        return outputs[self._graph.loss], outputs
+
+
+def _nothing() -> None:
+    pass
+
+
+_MASKS = ("live", "reach")
+
+
+def _masks(plan: NoisePlan) -> list[Tensor]:
+    """What is known of the sites' entries, as far as there is something."""
+    found = (getattr(site, name) for site in plan.sites for name in _MASKS)
+    return [mask for mask in found if mask is not None]
+
+
+def _alike(one: NoisePlan, other: NoisePlan) -> bool:
+    """Whether two plans of a program agree about which entries belong to which samples and tokens."""
+    if [_facts(site) for site in one.sites] != [_facts(site) for site in other.sites]:
+        return False
+    pairs = zip(_masks(one), _masks(other), strict=True)
+    return all(torch.equal(mask, another) for mask, another in pairs)
+
+
+def _facts(site: Site) -> Any:
+    return site.layout, site.coupled, site.tokens, *(getattr(site, name) is None for name in _MASKS)
+
+
+@contextlib.contextmanager
+def _held(plan: NoisePlan, masks: Sequence[Tensor]) -> Iterator[None]:
+    """The plan with other tensors for its masks, inside: a trace must not bake them in."""
+    left = iter(masks)
+    before = [(site, name, getattr(site, name)) for site in plan.sites for name in _MASKS]
+    try:
+        for site, name, mask in before:
+            if mask is not None:
+                setattr(site, name, next(left))
+        yield
+    finally:
+        for site, name, mask in before:
+            setattr(site, name, mask)

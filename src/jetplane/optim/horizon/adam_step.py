@@ -1,0 +1,241 @@
+"""One step of HorizonAdam as functions of tensors: run as they are, and traced.
+
+A step looks back along its path now and then, estimates the gradient, shapes it as Adam's, follows what it saw of the
+path, and moves. Nothing in it asks the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...ad.run.replay import Replay
+from ...ad.run.replay_traced import ReplayTraced
+from . import eigenbasis
+from .forgetting import Forgetting
+from .path import Along, Path
+
+__all__ = ["PATH", "Held", "Leaf", "Rules", "Seen", "Taken", "clipped", "fresh", "look_back", "take"]
+
+_GAIN = 2.0  # e-foldings of the rate within a horizon, at most
+_SHORTEST = 20.0  # steps: horizon at the start
+_SHARE = 0.25  # of all steps: horizon later on
+_CAUTIOUS = 1e-2  # of the step that is best on the first batch, which is far too long for a noisy direction
+_BELIEVED, _MODERATE = 0.3, 0.03  # of the parameters' mean size: a first step longer than the one is the other
+_THROWN = 0.1  # of the first loss: so much above the loss at the trailing mean is no noise
+_COUNT, _RATE, _LEAD, _FIRST, _TREND = range(5)
+PATH = ("count", "rate", "lead", "first", "trend")  # what the numbers of the path are called
+
+AnyReplay = Replay | ReplayTraced
+
+
+class Rules(NamedTuple):
+    """The optimizer's settings, which a trace has baked in."""
+
+    every: int
+    power: float
+    eps: float
+    forget: float
+    fixed: bool  # whether the rate of every group is given
+
+
+class Leaf(NamedTuple):
+    """A parameter that moves, and the numbers of its group: numbers, or tensors () where they change on a device."""
+
+    tensor: Tensor
+    state: dict[str, Tensor]
+    lr: Any
+    decay: Any
+    rate: Any  # None where it is to be found
+    betas: tuple[Any, Any]
+    begun: Any  # the number of steps that were taken without it
+    new: bool = False  # whether this step is the first for it
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """What a step reads and writes."""
+
+    leaves: Sequence[Leaf]
+    numbers: Tensor  # (5,) of the path
+    forgetting: Forgetting
+    path: Path
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The parameters."""
+        return [leaf.tensor for leaf in self.leaves]
+
+
+class Seen(NamedTuple):
+    """A look back along the path."""
+
+    along: Along
+    new: Tensor | bool = True  # (): whether there was one before this step
+
+
+class Taken(NamedTuple):
+    """A step."""
+
+    rate: Tensor
+    lead: Tensor
+    taken: Tensor  # whether the parameters were moved
+
+
+def fresh(leaf: Tensor, rotate: bool) -> dict[str, Tensor]:
+    """What is kept for a parameter, before the first step."""
+    start = leaf.detach()
+    zeros = torch.zeros_like(start)
+    axes = eigenbasis.fresh(leaf) if rotate else {}
+    return {"exp_avg": zeros, "exp_avg_sq": zeros.clone(), "trail": start.clone(), "average": start.clone(), **axes}
+
+
+def clipped(grads: Sequence[Tensor], most: float | None) -> Sequence[Tensor]:
+    """Gradients of a norm of at most ``most``, all together, as ``torch.nn.utils.clip_grad_norm_`` has them.
+
+    Example:
+        >>> clipped([torch.tensor([3.0]), torch.tensor([4.0])], 1.0)
+        [tensor([0.6000]), tensor([0.8000])]
+    """
+    if most is None:
+        return grads
+    total = torch.nn.utils.get_total_norm(list(grads))
+    factor = (most / (total + 1e-6)).clamp(max=1.0)
+    return [grad * factor.to(grad) for grad in grads]
+
+
+def look_back(held: Held, losses: Callable[[], Tensor], replay: AnyReplay) -> Along:
+    """Measure the path from the trailing mean to here, and go back there where the parameters were thrown far off.
+
+    To halve the rate alone would not do: they would stay where they are, and the rate be halved again and again.
+    """
+    path = [leaf.tensor - leaf.state["trail"] for leaf in held.leaves]
+    seen = held.path.along(losses, path, replay, back=True)
+    thrown = _thrown(held, seen)
+    for leaf, state, *_ in held.leaves:
+        leaf.copy_(torch.where(thrown, state["trail"], leaf))
+        state["exp_avg"].copy_(torch.where(thrown, 0.0, state["exp_avg"]))
+    return seen
+
+
+def take(
+    rules: Rules,
+    held: Held,
+    loss: Tensor,
+    grads: Sequence[Tensor],
+    seen: Seen | None,
+    first: Callable[[Sequence[Tensor]], Along] | None = None,
+) -> Taken:
+    """Move by an estimate of the gradient, after what was ``seen`` of the path; ``first`` measures the first step."""
+    taken = torch.isfinite(loss) & torch.stack([torch.isfinite(grad).all() for grad in grads]).all()
+    held.numbers[_COUNT] += taken
+    if rules.forget:
+        held.forgetting.see(held.tensors, grads, _horizon(held), taken)
+    directions = _directions(rules, held, grads, taken, first is not None)
+    if first is not None:
+        held.numbers[_RATE] = held.leaves[0].rate if rules.fixed else _first_rate(held, first(directions))
+        held.numbers[_FIRST] = loss
+    elif seen is not None:
+        _follow(rules, held, seen)
+    _move(rules, held, directions, loss, taken)
+    _, rate, lead, *_ = held.numbers.unbind()
+    return Taken(rate.clone(), lead.clone(), taken)
+
+
+def _directions(rules: Rules, held: Held, grads: Sequence[Tensor], taken: Tensor, is_first: bool) -> list[Tensor]:
+    """Adam's directions, downhill."""
+    directions, share, corrections = [], 1 / _horizon(held), dict[Any, tuple[Tensor, Tensor]]()
+    for leaf, grad in zip(held.leaves, grads, strict=True):
+        first, second = leaf.betas
+        alike = leaf.begun, first, second
+        if alike not in corrections:
+            count = held.numbers[_COUNT] - leaf.begun
+            corrections[alike] = 1 - first**count, (1 - second**count).sqrt()
+        scales, state = corrections[alike], leaf.state
+        eigenbasis.see(state, grad, share, taken)
+        if is_first or leaf.new:
+            eigenbasis.refresh(state)
+        mean, square, turned = state["exp_avg"], state["exp_avg_sq"], eigenbasis.away(state, grad)
+        mean.copy_(torch.where(taken, _lerp(mean, turned, 1 - first), mean))
+        square.copy_(torch.where(taken, _lerp(square, turned * turned, 1 - second), square))
+        size = square.sqrt() / scales[1].to(square) + rules.eps
+        directions.append(eigenbasis.back(state, -(mean / scales[0].to(mean)) / size))
+    return directions
+
+
+def _lerp(mean: Tensor, new: Tensor, share: Any) -> Tensor:
+    return torch.lerp(mean, new, share.to(mean) if isinstance(share, Tensor) else share)
+
+
+def _thrown(held: Held, seen: Along) -> Tensor:
+    return seen.rise > _THROWN * held.numbers[_FIRST].abs()
+
+
+def _follow(rules: Rules, held: Held, seen: Seen) -> None:
+    """The rate after a look back; where there was none, it stays."""
+    lead, new = seen.along.best, torch.as_tensor(seen.new, device=held.numbers.device)
+    horizon = torch.clamp_min(_SHARE * held.numbers[_COUNT], _SHORTEST)
+    urge = torch.where(lead > 0, lead.clamp_max(1), (lead + 0.5).clamp(-1, 0))
+    urge = torch.where(torch.isfinite(lead), urge, -1.0)
+    factor = torch.where(_thrown(held, seen.along), 0.5, torch.exp(_GAIN * rules.every / horizon * urge))
+    if not rules.fixed:
+        held.numbers[_RATE] *= torch.where(new, factor, 1.0)
+    held.numbers[_LEAD] = torch.where(new, lead, held.numbers[_LEAD])
+    # of one batch it is noisy, so weights are forgotten by its mean over the horizon, in which no batch weighs much
+    step = (rules.every / horizon).clamp_max(1) * (lead.clamp(-0.5, 0.5) - held.numbers[_TREND])
+    held.numbers[_TREND] += torch.where(torch.isfinite(lead) & new, step, 0.0)
+
+
+def _first_rate(held: Held, along: Along) -> Tensor:
+    best = along.best
+    size = torch.stack([leaf.tensor.abs().mean(dtype=torch.float64) for leaf in held.leaves]).mean()
+    # where the batch has no best step along this direction: one that changes the parameters by little
+    rate = torch.where(torch.isfinite(best) & (best > 0), _CAUTIOUS * best, 1e-4 * size + 1e-8)
+    # a model of the loss that holds for so small parameters alone says nothing of so long a step: of inputs or
+    # targets in the thousands, or of probabilities that are 0 and 1 at first
+    return torch.where((size > 0) & (rate > _BELIEVED * size), _MODERATE * size, rate)
+
+
+def _horizon(held: Held) -> Tensor:
+    """In steps; there are not more than were taken, and the start."""
+    count = held.numbers[_COUNT]
+    return torch.minimum(torch.clamp_min(_SHARE * count, _SHORTEST), count + 1)
+
+
+def _shares(rules: Rules, held: Held, loss: Tensor) -> dict[int, Tensor]:
+    """By weight, the share of it that is forgotten in this step."""
+    if not rules.forget:
+        return {}
+    *_, first, trend = held.numbers
+    left = torch.where(first > 0, loss / first, 0.0)
+    shares = held.forgetting.shares(trend, left, _horizon(held))
+    return {position: rules.forget * share for position, share in shares.items()}
+
+
+def _move(rules: Rules, held: Held, directions: Sequence[Tensor], loss: Tensor, taken: Tensor) -> None:
+    count, rate, *_ = held.numbers
+    horizon, shares, weights = _horizon(held), _shares(rules, held, loss), dict[Any, Tensor]()
+    for position, (leaf, direction) in enumerate(zip(held.leaves, directions, strict=True)):
+        length = leaf.lr * (rate if leaf.rate is None else torch.ones_like(rate) * leaf.rate)
+        kept = 1 - length * leaf.decay
+        if position in shares:
+            kept = kept * (1 - leaf.lr * shares[position]).clamp_min(0)
+        if leaf.begun not in weights:
+            weights[leaf.begun] = _weight(rules, count - leaf.begun)
+        moved = leaf.tensor * kept.to(leaf.tensor) + length.to(leaf.tensor) * direction
+        leaf.tensor.copy_(torch.where(taken, moved, leaf.tensor))
+        # what is pulled to zero is no part of the path: its lead would be that of the pull
+        trail = leaf.state["trail"]
+        trail.copy_(torch.where(taken, trail * kept.to(trail), trail))
+        for name, share in (("trail", 1 / horizon), ("average", weights[leaf.begun])):
+            mean = leaf.state[name]
+            mean.copy_(torch.where(taken, mean + share.to(mean) * (leaf.tensor - mean), mean))
+
+
+def _weight(rules: Rules, count: Tensor) -> Tensor:
+    """Of the last of ``count`` steps, in the average."""
+    return rules.power / (count + rules.power) if rules.power else torch.ones_like(count)

@@ -1,0 +1,59 @@
+"""What the arguments of ``step`` mean: a function with its batch, or closures for the parts of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...ad.run.auxiliary import split_aux
+from ...ad.run.casting import Casts
+
+__all__ = ["Call", "calls_of", "cast", "losses_of"]
+
+_WANTED = "a function that returns the losses of a batch's samples"
+
+
+class Call(NamedTuple):
+    """A function of a batch that returns one loss for each sample."""
+
+    function: Callable[..., Any]
+    batch: tuple[Any, ...]
+
+
+def calls_of(closure: Any, batch: tuple[Any, ...]) -> list[Call]:
+    """The calls whose losses, averaged, are those of a step."""
+    if callable(closure):
+        return [Call(closure, batch)]
+    if not isinstance(closure, list | tuple):
+        name = type(closure).__name__
+        raise TypeError(f"step got {name}; expected {_WANTED}, or a list of closures, one for each part of a batch.")
+    if batch:
+        raise TypeError("step got a list of closures and a batch; expected closures without arguments.")
+    if not closure:
+        raise ValueError("step got an empty list of closures; expected at least one.")
+    for position, one in enumerate(closure):
+        if not callable(one):
+            raise TypeError(f"closure {position} of the list is {type(one).__name__}; expected {_WANTED}.")
+    return [Call(one, ()) for one in closure]
+
+
+def cast(calls: Sequence[Call], casts: Casts) -> list[Call]:
+    """The calls with autocast as it was around the step."""
+    return [Call(casts.around(function), batch) for function, batch in calls]
+
+
+def losses_of(calls: Sequence[Call], has_aux: bool) -> Tensor:
+    """The losses of all samples (B,), with weights by which their mean is that of the calls' means."""
+    parts = [_losses(call, has_aux) for call in calls]
+    if len(parts) == 1:
+        return parts[0]
+    count = sum(len(part) for part in parts)
+    return torch.cat([part * (count / (len(parts) * len(part))) for part in parts])
+
+
+def _losses(call: Call, has_aux: bool) -> Tensor:
+    losses: Tensor = split_aux(call.function(*call.batch), has_aux, "the closure", "loss")[0]
+    return losses if losses.ndim == 1 else losses.flatten(1).sum(1)

@@ -1,0 +1,55 @@
+"""Captured programs: kept by what they are, given up with one warning."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from jetplane.compiler.capture import Graph, Run
+from jetplane.compiler.programs import Programs
+from jetplane.errors import CaptureFailed
+
+
+def build(graph: Graph, inputs: Sequence[Tensor]) -> Run:
+    return lambda tensors: graph(tensors)
+
+
+def plain(function: Any) -> Any:
+    return function
+
+
+def test_a_program_gives_what_it_returns() -> None:
+    programs, x = Programs(build), torch.ones(3)
+    assert torch.equal(programs.call(lambda x: x + 1, plain, None, (x,), False)[0], x + 1)  # type: ignore[index]
+    loss, aux = programs.call(lambda x: (x.sum(), {"seen": x * 2}), plain, None, (x,), True)  # type: ignore[misc]
+    assert float(loss) == 3 and torch.equal(aux["seen"], 2 * x)
+
+
+def test_one_that_cannot_be_captured_is_said_once() -> None:
+    programs, x = Programs(build), torch.ones(3)
+
+    def branching(x: Tensor) -> Tensor:
+        return x + 1 if x.sum() > 0 else x
+
+    with pytest.warns(UserWarning, match="branching cannot be compiled and is run as it is") as said:
+        assert programs.call(branching, plain, None, (x,), False) is None
+    assert said[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert programs.call(branching, plain, None, (x,), False) is None
+    assert programs.gave_up(branching, None, False) and not programs.gave_up(branching, "other", False)
+    programs.clear()
+    assert not programs.gave_up(branching, None, False)
+
+
+def test_what_building_refuses_is_given_up_too() -> None:
+    def refusing(graph: Graph, inputs: Sequence[Tensor]) -> Run:
+        raise CaptureFailed("it is not to be")
+
+    with pytest.warns(UserWarning, match="it is not to be"):
+        assert Programs(refusing).call(lambda x: x + 1, plain, None, (torch.ones(1),), False) is None
