@@ -210,7 +210,9 @@ def backprop_row(row: Row, start: nn.Module, x: Tensor, y: Tensor) -> dict[str, 
     return found
 
 
-def horizon_row(row: Row, start: nn.Module, x: Tensor, y: Tensor, compile: bool) -> dict[str, Any]:
+def horizon_row(
+    row: Row, start: nn.Module, x: Tensor, y: Tensor, compile: bool, profile: bool = False
+) -> dict[str, Any]:
     """Time and peak of compiled steps, beside the uncompiled ones."""
     found: dict[str, Any] = {"samples": row.samples}
     eager, fast = copy.deepcopy(start), copy.deepcopy(start)
@@ -242,7 +244,20 @@ def horizon_row(row: Row, start: nn.Module, x: Tensor, y: Tensor, compile: bool)
     for _ in range(3):
         opt.steps(losses, x, y)
     found["compiled_ms"] = median_ms(lambda: opt.steps(losses, x, y), len(x))
+    if profile:
+        show_kernels(lambda: opt.steps(losses, x, y), len(x))
     return found
+
+
+def show_kernels(call: Callable[[], object], steps: int) -> None:
+    """The kernels that took longest, microseconds a step."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+        call()
+        synchronise()
+    kernels = sorted(seen.key_averages(), key=lambda one: -one.self_device_time_total)
+    print(f"all kernels: {sum(one.self_device_time_total for one in kernels) / steps:.0f} us a step", flush=True)
+    for one in kernels[:30]:
+        print(f"{one.self_device_time_total / steps:9.1f} us {one.count / steps:7.1f} x  {one.key[:90]}", flush=True)
 
 
 def main() -> None:
@@ -251,6 +266,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", choices=ROWS, default=list(ROWS))
     parser.add_argument("--steps", type=int, default=20, help="steps to a call; HorizonAdam looks back every four")
     parser.add_argument("--eager", action="store_true", help="without the compiled steps")
+    parser.add_argument("--profile", action="store_true", help="print the kernels of compiled steps that took longest")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if options.device == "cuda":
@@ -266,7 +282,7 @@ def main() -> None:
             continue
         x, y = (part.to(options.device) for part in row.batch(options.steps))
         found: dict[str, Any] = {"forward_ms": forward_time(start, x, y)}
-        for part in (backprop_row, lambda *a: horizon_row(*a, not options.eager)):
+        for part in (backprop_row, lambda *a: horizon_row(*a, not options.eager, options.profile)):
             try:
                 found |= part(row, start, x, y)
             except Exception as error:  # the other rows are worth having
