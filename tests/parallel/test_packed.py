@@ -7,7 +7,7 @@ import torch
 from cases import F64
 from jetplane.ad.algebra.curvature_table import CURVATURES
 from jetplane.ad.algebra.jet import Jet, PairSet, Quadratic
-from jetplane.parallel.packed import Packing
+from jetplane.parallel.packed import Parcel
 
 
 def slopes(count: int, k: int = 3) -> torch.Tensor:
@@ -20,13 +20,13 @@ def model(part: torch.Tensor) -> Quadratic:
 
 
 def test_the_length_is_what_is_said() -> None:
-    assert Packing(10, curved=True, noise=False).length == 1 + 2 + 10 + 55
-    assert Packing(10, curved=False, noise=False).length == 1 + 2 + 10
-    assert Packing(10, curved=True, noise=True).length == 1 + 2 + 10 + 55 + 1 + 55
+    assert Parcel(10, curved=True, noise=False).length == 1 + 2 + 10 + 55
+    assert Parcel(10, curved=False, noise=False).length == 1 + 2 + 10
+    assert Parcel(10, curved=True, noise=True).length == 1 + 2 + 10 + 55 + 1 + 55
 
 
 def test_parts_make_the_whole_with_its_noise() -> None:
-    whole, form = slopes(20), Packing(3, curved=True, noise=True)
+    whole, form = slopes(20), Parcel(3, curved=True, noise=True)
     parts = whole.split([1, 4, 15], 1)
     records = [form.packed(model(part), part.shape[1], part.shape[1]) for part in parts]
     found = form.model(form.merged(records), model(whole))
@@ -42,19 +42,19 @@ def test_weights_that_are_not_counts() -> None:
         Quadratic(*(torch.full(s, 1.0) for s in ((), (1,), (1, 1)))),
         Quadratic(*(torch.full(s, 4.0) for s in ((), (1,), (1, 1)))),
     )
-    form = Packing(1, curved=True, noise=False)
+    form = Parcel(1, curved=True, noise=False)
     found = form.model(form.merged([form.packed(one, 0.5), form.packed(other, 0.25)]), one)
     assert (float(found.loss), float(found.slope), float(found.curvature)) == (2.0, 2.0, 2.0)
     assert found.loss.dtype == torch.float32 and found.noise is None
 
 
 def test_what_has_no_weight_need_not_be_a_number() -> None:
-    form = Packing(1, curved=True, noise=True)
+    form = Parcel(1, curved=True, noise=True)
     nothing = Quadratic(torch.tensor(torch.nan), torch.full((1,), torch.nan), torch.full((1, 1), torch.nan))
     assert not form.packed(nothing, 0.0).any()
 
 
 def test_without_losses_of_samples_there_is_no_noise() -> None:
-    form = Packing(1, curved=False, noise=True)
+    form = Parcel(1, curved=False, noise=True)
     plain = Quadratic(torch.tensor(1.0), torch.ones(1), torch.zeros(1, 1))
     assert form.model(form.merged([form.packed(plain, 2.0), form.packed(plain, 1.0)]), plain).noise is None

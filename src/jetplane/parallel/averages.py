@@ -21,7 +21,7 @@ from ..curvature import Curvature, NoCurvature
 from ..solvers import Status, Step
 from .columns import Columns
 from .digests import tag_of
-from .packed import Packing
+from .packed import Parcel
 from .processes import Processes, named, require_same
 
 __all__ = ["Averages", "Together", "Weighted"]
@@ -99,10 +99,10 @@ class Weighted(Averages):
         assert self.weights is not None
         return [part / sum(self.weights) for part in total]
 
-    def _form(self, curvature: Curvature, k: int) -> Packing:
-        return Packing(k, not isinstance(curvature, NoCurvature), self._noise)
+    def _form(self, curvature: Curvature, k: int) -> Parcel:
+        return Parcel(k, not isinstance(curvature, NoCurvature), self._noise)
 
-    def _records(self, form: Packing, models: list[Quadratic], counts: list[int], tag: float = 0.0) -> list[Tensor]:
+    def _records(self, form: Parcel, models: list[Quadratic], counts: list[int], tag: float = 0.0) -> list[Tensor]:
         assert self.weights is not None
         parts = zip(models, self.weights, counts, strict=True)
         return [form.packed(model, weight, count, tag) for model, weight, count in parts]

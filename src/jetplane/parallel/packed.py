@@ -18,17 +18,17 @@ from torch import Tensor
 
 from ..ad.algebra.jet import Quadratic
 
-__all__ = ["Packing"]
+__all__ = ["Parcel"]
 
 _HEAD = 3  # the tag, the weight, the loss
 
 
 @dataclass(frozen=True)
-class Packing:
+class Parcel:
     """Which numbers there are of a model.
 
     Example:
-        >>> form = Packing(1, curved=True, noise=False)
+        >>> form = Parcel(1, curved=True, noise=False)
         >>> few, many = (Quadratic(*map(torch.tensor, (x, [x], [[x]]))) for x in (1.0, 5.0))
         >>> form.model(form.merged([form.packed(few, 3.0), form.packed(many, 1.0)]), few)
         Quadratic(loss=tensor(2.), slope=tensor([2.]), curvature=tensor([[2.]]), noise=None)
