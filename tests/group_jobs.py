@@ -239,11 +239,20 @@ def arguments(place: Place) -> dict[str, str]:
         "several closures": message(
             lambda: optim.HorizonAdam(params, process_group=group).step([lambda: losses(model, "none")(x, y)] * 2)
         ),
+        "another size": message(lambda: resized(place)),
         "pickle": message(lambda: Processes(group).__reduce__()),
         "total": message(lambda: estimate(losses(model, "none"), x, y, total=12)),
         "offset": message(lambda: estimate(losses(model, "none"), x, y, offset=11)),
         "not a member": message(lambda: outsider(place)),
     }
+
+
+def resized(place: Place) -> None:
+    """A function without arguments, whose batch is another one at the second call."""
+    model, (x, y) = network(), shard(place)
+    estimate = jp.ForwardGradient(model.parameters(), process_group=place.group)
+    for size in (4, 3):
+        estimate(lambda size=size: losses(model, "none")(x[:size], y[:size]))
 
 
 def outsider(place: Place) -> None:

@@ -102,6 +102,10 @@ def test_places_that_do_not_fit_are_refused(two: Results) -> None:
     assert said["total"] == (
         "ValueError: total is 12 and there is a process_group, which counts the samples; expected one of them."
     )
+    assert said["another size"] == (
+        "ValueError: the batch has 3 samples and 4 were counted, as many as at the call before; expected the batch as "
+        "arguments of the call, where its size is seen before the passes."
+    )
     assert said["offset"] == "ValueError: offset is 11 for 5 of 12 samples in all processes; expected them to fit."
 
 

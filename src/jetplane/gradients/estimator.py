@@ -418,8 +418,6 @@ class ForwardGradient:
 
 def _warn_of_noise(plan: NoisePlan, statistics: Statistics) -> None:
     """Say once that there is hardly anything but noise in an estimate. Waits for the device."""
-    if plan.noisy:
-        return
     share = float(statistics.share)
     if share > _NOISY:
         plan.noisy = True

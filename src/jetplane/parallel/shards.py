@@ -84,6 +84,7 @@ class Talk(Meeting):
             )
         self._processes, self._what = processes, what
         self._closed = False
+        self._counted = 0  # samples that this process has said it has
         self._loss = 0.0
 
     @property
@@ -93,7 +94,13 @@ class Talk(Meeting):
     def shard(self, samples: int, numbers: int) -> Shard:
         """That of this process: behind the samples of those before it, unless it was said where."""
         if self._shard is not None:  # a program that is planned anew
+            if samples != self._counted:
+                raise ValueError(
+                    f"the batch has {samples} samples and {self._counted} were counted, as many as at the call before; "
+                    "expected the batch as arguments of the call, where its size is seen before the passes."
+                )
             return self._shard
+        self._counted = samples
         mine = torch.tensor([samples, numbers], dtype=torch.float64, device="cpu")
         records = [[int(number) for number in record] for record in self._processes.gather(mine, self._what)]
         total, every = (sum(column) for column in zip(*records, strict=True))

@@ -199,6 +199,8 @@ class Injector(_Follower):
     def _tangents(self, site: Site, done: Done, alive: Tensor | None) -> Tensor | None:
         """The noise of a site, in its shape, as tangents (K, *S) of the result at its end."""
         activation = _noisy(site, done)
+        if activation.shape != site.shape:  # of a layer that reads data alone, no key has the size of the batch
+            raise Changed
         white = self._rows(site, activation)
         length = self._prediction.length(site)
         shape = NoiseShape.of(site, activation, length, alive) if self._masked else NoiseShape(length)
