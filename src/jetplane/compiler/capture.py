@@ -7,6 +7,7 @@ graph is then traced with tensors that have no values, and compiled. Nothing tha
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
 import types
@@ -64,6 +65,20 @@ class Graph:
     def for_jets(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """The program's outputs, with operations put together for which there are faster jets."""
         return _run(self._fused, inputs)
+
+    def bare(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """The program's outputs; those that are wanted as the program made them, and no copies, for its plan's sake."""
+        return _run(self._bare, inputs)
+
+    @functools.cached_property
+    def _bare(self) -> torch.fx.GraphModule:
+        graph = copy.deepcopy(self._module.graph)
+        (output,) = graph.find_nodes(op="output")
+        made: Any = output.args[0]
+        for mark in {made[place] for place in self.wanted}:
+            mark.replace_all_uses_with(mark.args[0])
+            graph.erase_node(mark)
+        return torch.fx.GraphModule(self._module, graph)
 
     @functools.cached_property
     def _fused(self) -> torch.fx.GraphModule:

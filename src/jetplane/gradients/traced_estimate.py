@@ -62,6 +62,7 @@ class TracedEstimate:
         self._graph, self._parameters, self._settings, self._noise = graph, parameters, settings, noise
         places = {tensor: place for place, tensor in enumerate(inputs)}
         self.places = [places.get(tensor) for tensor in parameters.tensors]  # of each parameter; None: it is not read
+        self._unread = {n: tensor.detach() for n, tensor in enumerate(parameters.tensors) if tensor not in places}
         self._written: list[int] = []  # places of what the program writes; none is known yet
         self.plan, replay = self._planned(inputs)
         self._written = [place for place, tensor in enumerate(inputs) if replay.wrote_to(tensor)]
@@ -133,6 +134,7 @@ class TracedEstimate:
                 raise CaptureFailed("its operations are others where it is traced") from None
         leaves = passes.parameters.tensors
         grads = [leaf.grad if place is not None else None for leaf, place in zip(leaves, self.places, strict=True)]
+        outputs[self._graph.loss] = losses.clone()  # as made, they may be a view of what the step will write
         return Found(outputs, losses.sum() / losses.shape[0], grads)
 
     def losses(self, given: Sequence[Tensor]) -> Tensor:
@@ -141,10 +143,7 @@ class TracedEstimate:
         return found if found.ndim == 1 else found.flatten(1).sum(1)
 
     def _passes(self, plain: Sequence[Tensor], replay: Replay | ReplayTraced) -> Passes:
-        tensors = [
-            tensor.detach() if place is None else plain[place]
-            for tensor, place in zip(self._parameters.tensors, self.places, strict=True)
-        ]
+        tensors = [self._unread[number] if place is None else plain[place] for number, place in enumerate(self.places)]
         return Passes(self._parameters.at(tensors), LossProgram(_Runs(self, replay), (plain,), True), replay)
 
 
@@ -161,7 +160,7 @@ class _Runs:
         if self._count:
             plain = [again(tensor) if self._copied(place) else tensor for place, tensor in enumerate(plain)]
         self._count += 1
-        outputs = self._graph(plain)
+        outputs = self._graph.bare(plain)
         return outputs[self._graph.loss], outputs
 
 
