@@ -42,6 +42,14 @@ class CoupledSamples(JetplaneError, ValueError):
     """The loss of one sample depends on another sample, and that was not to be."""
 
 
+class LostProcess(JetplaneError, RuntimeError):
+    """Another process of the group failed, is gone, or did not answer in time."""
+
+
+class ProcessesDiffer(JetplaneError, ValueError):
+    """The processes of a group are not the same where they have to be: seeds, models, settings, or the parameters."""
+
+
 class JournalDamaged(JetplaneError, RuntimeError):
     """A file of a journal is not what was written."""
 

@@ -22,9 +22,15 @@ from ..compiler.capture import Graph
 from ..compiler.several import alone, entries, stacked
 from ..directions.counter import signed
 from ..errors import CoupledSamples, UnsupportedProgram
+from ..parallel.crew import Crew
+from ..parallel.digests import tag_of
+from ..parallel.shards import Meeting
 from .compiled_estimate import CompiledEstimate
 from .kept_by_parameters import KeptByParameters, Known
 from .noise.control_variate import ControlVariate
+from .noise.lessons import Lessons
+from .noise.prediction import Prediction
+from .noise.sharded import Sharded
 from .noise.signs import Noise, Signs
 from .noise.statistics import Statistics
 from .passes.kept_plans import KeptPlans, Width
@@ -66,6 +72,10 @@ class ForwardGradient:
     With ``compile`` both passes are one compiled graph for each program and form of the batch, on CUDA replayed:
     docs/compiled.md. A program that cannot be captured is run as it is, with one warning.
 
+    With a ``process_group`` all its processes call it together, each with its own samples of one batch: noise, gradient
+    and what is learned are those of the whole batch in one process. Their parameters are compared before every
+    ``check_every``-th call.
+
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
         >>> x, y = torch.randn(16, 4), torch.arange(16) % 3
@@ -92,6 +102,8 @@ class ForwardGradient:
         capturable: bool = False,
         compile: bool = False,
         noise: Callable[[Any, Any], Noise] = Signs,
+        process_group: Any = None,
+        check_every: int | None = 100,
     ) -> None:
         _check_count("samples", samples, optional=True)
         _check_count("chunk_size", chunk_size, optional=True)
@@ -105,6 +117,13 @@ class ForwardGradient:
             raise ValueError(f"chunk_size is {chunk_size} and memory {memory!r}; expected one of them.")
         self.samples, self.estimator, self.seed = samples, estimator, seed
         self.coupled, self.allow_unused, self.batch_norm = coupled, allow_unused, batch_norm
+        self.crew = Crew(process_group, check_every, type(self).__name__)
+        for name, asked in (("compile", compile), ("capturable", capturable)):
+            if asked and self.crew.processes is not None:
+                raise ValueError(
+                    f"{name} is True and there is a process_group; the exchange between processes cannot be captured, "
+                    f"expected {name}=False."
+                )
         self._width = Width(samples, chunk_size, None if memory is None else parse_bytes(memory))
         self._parameters = Parameters(params)
         self._probe_every = probe_every
@@ -135,10 +154,26 @@ class ForwardGradient:
 
     # -- use --------------------------------------------------------------------------------------------------------
 
-    def __call__(self, loss_fn: Callable[..., Any], *batch: Any, has_aux: bool = False) -> Any:
-        """Add the estimate of d mean(loss_fn(*batch)) to ``.grad``; the mean loss, with aux if there is one."""
+    def __call__(
+        self,
+        loss_fn: Callable[..., Any],
+        *batch: Any,
+        has_aux: bool = False,
+        offset: int | None = None,
+        total: int | None = None,
+    ) -> Any:
+        """Add the estimate of d mean(loss_fn(*batch)) to ``.grad``; the mean loss, with aux if there is one.
+
+        Where the batch is a part of a larger one, its samples are those from ``offset`` on, of ``total``, and what is
+        added is their part of the estimate for all. In a process group the ``total`` is counted, and the samples of a
+        process follow those of the processes before it unless there is an ``offset``.
+        """
         if not self.compile:
-            return self._estimate(self._known, loss_fn, batch, has_aux)
+            return self._estimate(self._known, loss_fn, batch, has_aux, offset, total)
+        if offset is not None or total is not None:
+            raise ValueError(
+                f"offset is {offset}, total {total} and compile True; expected compile=False for a part of a batch."
+            )
         found = self._several(loss_fn, alone(batch), 1, has_aux)
         if found is None:
             return self._estimate(self._known, loss_fn, batch, has_aux)
@@ -170,6 +205,7 @@ class ForwardGradient:
         self, loss_fn: Callable[..., Any], batches: tuple[Any, ...], count: int, has_aux: bool
     ) -> tuple[Tensor, Any] | None:
         """The same as compiled graphs; None where the program cannot be one."""
+        self._begin(0)
         if self._compiled is None:
             self._compiled = CompiledEstimate(self.traced, self._parameters.tensors)
         return self._compiled(loss_fn, batches, count, self.words, has_aux)
@@ -200,18 +236,47 @@ class ForwardGradient:
         assert isinstance(step, Tensor)
         return [torch.full((), signed(self.seed), dtype=torch.int64, device=step.device), step]
 
-    def _estimate(self, known: Known, loss_fn: Callable[..., Any], batch: Any, has_aux: bool) -> Any:
+    def _estimate(
+        self,
+        known: Known,
+        loss_fn: Callable[..., Any],
+        batch: Any,
+        has_aux: bool,
+        offset: int | None = None,
+        total: int | None = None,
+    ) -> Any:
         """The same with what is ``known`` from calls before, which learns from this one."""
-        program = self._program(loss_fn, batch, has_aux)
-        if self.estimator == "weight":
-            losses, aux = weight_gradient(
-                self._parameters, program, self._width, self.seed, known.step, self.allow_unused
-            )
-        else:
-            losses, aux = self._by_activations(program, known)
+        meeting = self._meeting(known, offset, total)
+        with meeting.around():
+            program = self._program(loss_fn, batch, has_aux)
+            if self.estimator == "weight":
+                losses, aux = weight_gradient(
+                    self._parameters, program, self._width, self.seed, known.step, self.allow_unused, meeting
+                )
+            else:
+                losses, aux = self._by_activations(program, known, meeting)
         known.step += 1  # in place where it is a tensor
-        loss = losses.sum() / losses.shape[0]
+        loss = meeting.mean(losses)
         return (loss, aux) if has_aux else loss
+
+    def _meeting(self, known: Known, offset: int | None, total: int | None) -> Meeting:
+        """This call, among those of the other processes."""
+        if self.crew.quiet:
+            return Meeting(offset, total)
+        # alone the step may be a tensor, which nobody asks while a graph is captured
+        step = 0 if self.crew.processes is None else int(known.step)
+        self._begin(step)
+        self.crew.check(step, self._parameters.tensors)
+        return self.crew.meeting(f"call {step}", offset, total)
+
+    def _begin(self, step: int) -> None:
+        """Before the first call: compare the processes, or say that there are several."""
+        self.crew.begin(self.facts, step, self._parameters.tensors, self._parameters.names)
+
+    def facts(self) -> dict[str, Any]:
+        """What processes that call it together must have in common."""
+        options = {"estimator": self.estimator, "coupled": self.coupled, "batch_norm": self.batch_norm}
+        return {"the seed": self.seed, "samples": self.samples, "control": self._known.control is not None, **options}
 
     def sites(self, loss_fn: Callable[..., Any], *batch: Any, has_aux: bool = False) -> list[Site]:
         """Where noise enters, and how the samples lie there. Touches no gradient, buffer or random state."""
@@ -256,7 +321,7 @@ class ForwardGradient:
         devices = [] if capturing() else [tensor.device for tensor in self._parameters.tensors]
         return Passes(self._parameters, program, Replay(devices))
 
-    def _by_activations(self, program: LossProgram, known: Known) -> tuple[Tensor, Any]:
+    def _by_activations(self, program: LossProgram, known: Known, meeting: Meeting) -> tuple[Tensor, Any]:
         plan = known.plans.known(program, self._width, self._probe_every)
         if capturing() and (plan is None or plan.random):
             what = "is new" if plan is None else "draws random numbers"
@@ -267,23 +332,56 @@ class ForwardGradient:
         passes, noise = self._passes(program), self._noise(self.seed, known.step)
         if plan is not None:
             with contextlib.suppress(Changed):
-                return self._follow(plan, passes, noise, known.control)
+                return self._follow(plan, passes, noise, known.control, meeting)
         with _steady():
-            return self._follow(known.plans.find(passes, self._width), passes, noise, known.control)
+            return self._follow(known.plans.find(passes, self._width), passes, noise, known.control, meeting)
 
     def _follow(
-        self, plan: NoisePlan, passes: Passes, noise: Noise, control: ControlVariate | None
+        self, plan: NoisePlan, passes: Passes, noise: Noise, control: ControlVariate | None, meeting: Meeting
     ) -> tuple[Tensor, Any]:
         """Both passes. Raises Changed where the program is another one, before a gradient is touched."""
-        one = self._estimate_by(plan, noise, control)
+        one = self._estimate_by(plan, noise, control, meeting)
         due = not (capturing() or plan.noisy) and plan.age % self._probe_every == 0
-        return two_passes(passes, one, partial(self._check, plan), partial(_warn_of_noise, plan) if due else None)
+        look = partial(_warn_of_noise, plan) if due else None
+        run = partial(two_passes, passes, one, partial(self._check, plan), look)
+        return run() if plan.whole is None else self._together(meeting, one, run)
 
-    def _estimate_by(self, plan: NoisePlan, noise: Noise, control: ControlVariate | None) -> Estimate:
-        count = self._width.tangents(plan)
+    def _estimate_by(self, plan: NoisePlan, noise: Noise, control: ControlVariate | None, meeting: Meeting) -> Estimate:
+        noise, width = self._placed(plan, noise, meeting)
+        count = width.tangents(plan)
         readout, prediction = looked_at(plan, None if control is None else control.learned, count)
-        chunk = self._width.of(plan, prediction.held) if plan.sites else 1
+        if isinstance(prediction, Prediction):
+            prediction.lessons = Lessons() if meeting.together else None
+        chunk = width.of(plan, prediction.held) if plan.sites else 1
         return Estimate(plan, noise, noise, count, chunk, readout, prediction, self.batch_norm == "exact")
+
+    def _placed(self, plan: NoisePlan, noise: Noise, meeting: Meeting) -> tuple[Noise, Width]:
+        """The noise of these samples, and how many tangents, where they are a part of a batch."""
+        shard = meeting.shard(plan.samples, plan.numbers)
+        plan.whole = None if shard is None else shard.total
+        if shard is None:
+            return noise, self._width
+        width = self._width
+        if width.samples is None:
+            width = replace(width, samples=plan.tangents_for(shard.numbers, shard.total))
+        return Sharded(noise, plan, shard.offset, shard.total), width
+
+    def _together(self, meeting: Meeting, one: Estimate, run: Callable[[], tuple[Tensor, Any]]) -> tuple[Tensor, Any]:
+        """The passes of a part of a batch: to ``.grad`` all is added at once, what other processes found as well."""
+        lessons = one.prediction.lessons if isinstance(one.prediction, Prediction) else None
+        with self._parameters.apart() as found:
+            losses, aux = run()
+            gradients, tag = found(), tag_of([one.plan.name, [*one.prediction.sites]])
+        learned = [] if lessons is None else lessons.parts()
+        sums = meeting.sums(tag, losses, lambda: [*gradients, *learned])
+        if sums is None:
+            one.plan.due = True  # what the samples are was looked for in vain, where they were not finite
+            self._parameters.accumulate([torch.full_like(gradient, torch.nan) for gradient in gradients])
+            return losses, aux
+        self._parameters.accumulate(sums[: len(gradients)])
+        if lessons is not None and isinstance(one.prediction, Prediction):
+            one.prediction.settle(sums[len(gradients) :])
+        return losses, aux
 
     def _check(self, plan: NoisePlan) -> None:
         """Raise what can be told only of a plan that the program has followed."""

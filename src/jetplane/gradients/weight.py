@@ -16,6 +16,7 @@ from ..ad.run.passes import chunks
 from ..ad.run.perturb import perturb
 from ..ad.run.replay import Replay
 from ..directions import Gaussian, Plane
+from ..parallel.shards import Meeting
 from .passes.kept_plans import Width
 from .plan.noise_plan import FEWEST
 from .program.loss_program import LossProgram
@@ -41,7 +42,13 @@ class _Part:
 
 
 def weight_gradient(
-    parameters: Parameters, program: LossProgram, width: Width, seed: int, step: int | Tensor, allow_unused: bool
+    parameters: Parameters,
+    program: LossProgram,
+    width: Width,
+    seed: int,
+    step: int | Tensor,
+    allow_unused: bool,
+    meeting: Meeting,
 ) -> tuple[Tensor, object]:
     """Add sum_j (v_j . g) v_j / J with Gaussian v_j to every ``.grad``; the losses, and what came with them.
 
@@ -64,8 +71,11 @@ def weight_gradient(
     replay, slopes = Replay(devices), []
     for chunk in chunks(everything, size):
         jet, aux = replay.run(partial(run, chunk.rows))
-        slopes.append(jet.tangent.flatten(1).sum(1) / jet.primal.shape[0])
-    weights = torch.cat(slopes) / samples
+        slopes.append(jet.tangent.flatten(1).sum(1))
+    shard = meeting.shard(jet.primal.shape[0], 0)
+    found = torch.cat([part / (jet.primal.shape[0] if shard is None else shard.total) for part in slopes])
+    sums = meeting.sums(0.0, jet.primal, lambda: [found])
+    weights = (torch.full_like(found, torch.nan) if sums is None else sums[0]) / samples
     for position, leaf in enumerate(leaves):
         _accumulate(parameters.tensors[position], drawn, position, leaf, weights, size or samples)
     return jet.primal, aux

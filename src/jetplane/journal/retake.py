@@ -19,6 +19,7 @@ from ..errors import JournalDamaged, JournalRefused, ReplayDiffers
 from ..optim.moving import Moving
 from ..optim.step import Accepted, Solved, Swept, apply, draw, learn, moves
 from ..optim.step_settings import Numbers, StepSettings
+from ..parallel.averages import Averages
 from ..solvers import NegativeSlope, Status
 from ..solvers.adopted import adopted as adopted_solver
 from .identity import machine
@@ -40,6 +41,7 @@ class _Known(NamedTuple):
     """What a replay knows of the closures of a step."""
 
     used: Sequence[bool]
+    averages: Averages = Averages()  # what processes had to agree on is in the record
 
     def gradient(self) -> list[Tensor]:
         raise AssertionError("a replayed step asked for a gradient")  # such families are refused
@@ -147,7 +149,7 @@ class Replica:
         if memory:
             assert record.slopes is not None
             models = [_sloped(slope.to(moving.device)) for slope in record.slopes]
-            learn(settings, now, memory, drawn, Swept(models, models, record.block), solved, accepted)
+            learn(settings, now, program, memory, drawn, Swept(models, models, record.block), solved, accepted)
 
     def _moving(self, record: Record) -> tuple[Moving, list[int]]:
         """The parameters that moved, and their places among all."""

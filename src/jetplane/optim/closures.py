@@ -15,9 +15,10 @@ from ..ad.algebra.jet import Jet, Quadratic
 from ..ad.run.auxiliary import split_aux
 from ..ad.run.budget import fit
 from ..ad.run.directions import Directions, Leaf
-from ..ad.run.passes import Chunk, assemble, chunks
+from ..ad.run.passes import Chunk, assemble
 from ..ad.run.replay import Replay
 from ..curvature import Curvature, is_late
+from ..parallel.averages import Averages
 from .fitting import ambient, shapes
 from .scaled import Unwatched
 
@@ -64,14 +65,16 @@ class Closures:
         repeats: bool,
         has_aux: bool = False,
         samples_apart: bool = True,
+        averages: Averages | None = None,
     ) -> None:
         self._closures = closures
+        self.averages = Averages() if averages is None else averages
         self._has_aux = has_aux
         self._samples_apart = samples_apart
         self._aux: list[Any] = []  # of the first run of each closure
         self._leaves = leaves
         self._labels = labels
-        self._repeats = repeats
+        self._repeats = repeats or self.averages.repeats
         self._casts = ambient(leaves[0].device) if leaves else None  # around the step, inside of which it is off
         self._unused = set(labels)
         self._graphless = False
@@ -96,19 +99,22 @@ class Closures:
         if self._repeats:
             directions = Unwatched(directions, self._replay)
         pairs = curvature.pairs(directions.k)
-        work = chunks(pairs, chunk_size, is_late(curvature))
-        parts = [self._run(partial(self._jet, directions, chunk)) for chunk in work]
-        models = [
-            curvature.model(assemble(pairs, list(zip(work, jets, strict=True))), pairs)
-            for jets in zip(*parts, strict=True)
-        ]
-        if self._graphless and any(self.used):
-            raise ValueError(
-                "the loss has no graph for the backward pass, though it uses the parameters; expected a closure that "
-                "does not switch autograd off."
-            )
-        total = sum(models[1:], models[0])
-        return total / len(models) if len(models) > 1 else total
+        work = self.averages.work(pairs, chunk_size, is_late(curvature))
+        with self.averages.planes(curvature, directions.k):
+            parts = self.averages.passes(work, lambda chunk: self._run(partial(self._jet, directions, chunk)))
+            models = [
+                curvature.model(assemble(pairs, list(zip(work, jets, strict=True))), pairs)
+                for jets in zip(*parts, strict=True)
+            ]
+            if self._graphless and any(self.used):
+                raise ValueError(
+                    "the loss has no graph for the backward pass, though it uses the parameters; expected a closure "
+                    "that does not switch autograd off."
+                )
+        used, counts = self.used, [jet.primal.numel() * jet.primal.ndim for jet in parts[0]]
+        model = self.averages.model(models, counts, curvature, used)
+        self._unused = {label for label, one in zip(self._labels, used, strict=True) if not one}
+        return model
 
     def kind(self, directions: Directions, curvature: Curvature) -> Any:
         """What the memory that a pass holds depends on, as far as it is known without running the closures."""
@@ -136,12 +142,18 @@ class Closures:
         self._repeats = True
         total: list[Tensor] = []
 
+        weights = iter(self.averages.weights or ())
+
         def add(closure: Closure) -> None:
             parts = self._gradient(closure)
+            weight = next(weights, None)
+            if weight is not None:
+                parts = [weight * part if weight else torch.zeros_like(part) for part in parts]
             total[:] = [a + b for a, b in zip(total, parts, strict=True)] if total else parts
 
-        count = len(self._run(add))
-        return [part / count for part in total] if count > 1 else total
+        with self.averages.single("its gradient"):
+            count = len(self._run(add))
+        return self.averages.gradient(total, count)
 
     @contextlib.contextmanager
     def trials(self) -> Iterator[Callable[[Sequence[Tensor], float], Tensor]]:
@@ -165,9 +177,9 @@ class Closures:
 
     def loss(self) -> Tensor:
         """The mean loss where the leaves are."""
-        losses = self._run(self._loss)
-        total: Tensor = sum(losses[1:], losses[0]) / len(losses)
-        return total
+        with self.averages.single("its loss"):
+            losses = self._run(self._loss)
+        return self.averages.loss(losses)
 
     def _run(self, one: Callable[[Closure], Any]) -> list[Any]:
         """``one`` for each of the closures."""

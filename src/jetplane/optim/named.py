@@ -37,6 +37,8 @@ class Options(TypedDict, total=False):
     chunk_size: int | None
     memory: int | str | None
     compile: bool
+    process_group: Any
+    check_every: int | None
 
 
 class FGD(HyperplaneSearch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +20,9 @@ from ..curvature import Curvature, find
 from ..directions import Family, Memory, Mixed
 from ..directions.earlier import adopted as adopted_family
 from ..errors import OptimizationStalled
+from ..parallel.averages import Averages, Together
+from ..parallel.crew import Crew
+from ..parallel.processes import named
 from ..solvers import Solver, Status
 from ..solvers.adopted import adopted as adopted_solver
 from .acceptance import Acceptance, Choice, chosen
@@ -64,6 +68,10 @@ class HyperplaneSearch(torch.optim.Optimizer):
     holds no more, which the first step with batches of new shapes measures in a few passes. An adaptive solver has the
     loss evaluated at the end of each step, so that it can follow how well its model predicts.
 
+    With a ``process_group`` all its processes take each step together, every one with its own part of the batch: only
+    the numbers of the model go over the wire. In a `DeviceMesh` ("data", "directions") the processes of one part of the
+    batch share its directions. Their parameters are compared after every ``check_every`` steps.
+
     ``directions`` is a family, or a list of families whose directions are put together; ``curvature`` a part, or its
     name. Random directions are a function of (``seed``, step, sample, parameter, row); torch's generators play no part.
     Seed, step, the state of an adaptive solver and the size of a family that grows are plain numbers in
@@ -102,6 +110,8 @@ class HyperplaneSearch(torch.optim.Optimizer):
         chunk_size: int | None = None,
         memory: int | str | None = None,
         compile: bool = False,
+        process_group: Any = None,
+        check_every: int | None = 100,
     ) -> None:
         family = Mixed(directions) if isinstance(directions, list | tuple) else directions
         _check_parts(family, solver, accept)
@@ -111,6 +121,12 @@ class HyperplaneSearch(torch.optim.Optimizer):
         self.samples, self.clip, self.maximize = samples, clip, maximize
         self.accept, self.patience = accept, patience
         self.chunk_size, self.compile = chunk_size, compile
+        self._crew = Crew(process_group, check_every, type(self).__name__, columns=True)
+        if compile and self._crew.processes is not None:
+            raise ValueError(
+                "compile is True and there is a process_group; the exchange between processes is not captured yet, "
+                "expected compile=False."
+            )
         self._fitting = None if memory is None else Fitting(memory)
         self._given: tuple[Any, ...] = ()  # what the settings were made of
         self._made: StepSettings | None = None
@@ -150,6 +166,7 @@ class HyperplaneSearch(torch.optim.Optimizer):
                 group[name] = self.param_groups[0][name]
             if self._ready:
                 self._check(moving_of(self.param_groups))
+                self._crew.again()
         except Exception:
             del self.param_groups[before:]
             raise
@@ -157,7 +174,7 @@ class HyperplaneSearch(torch.optim.Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         # torch's keeps no attributes, so a copy would have no directions
         parts = ("directions", "curvature", "solver", "samples", "clip", "maximize", "accept", "patience")
-        names = (*parts, "chunk_size", "_fitting", "compile", "_report", "_warned", "_ready")
+        names = (*parts, "chunk_size", "_fitting", "compile", "_crew", "_report", "_warned", "_ready")
         kept = {name: getattr(self, name) for name in names}
         self._fetch()
         return {**super().__getstate__(), **kept, "_compiled": None, "_given": (), "_made": None}
@@ -175,6 +192,7 @@ class HyperplaneSearch(torch.optim.Optimizer):
                 group.setdefault(name, value)
         if self._compiled is not None:
             self._compiled.reload()
+        self._crew.again()
 
     @property
     def memory(self) -> int | str | None:
@@ -189,7 +207,9 @@ class HyperplaneSearch(torch.optim.Optimizer):
         return self._report
 
     @_torch.apart_from_graphs
-    def step(self, closure: Any = None, *batch: Any, has_aux: bool = False) -> Tensor:  # type: ignore[override]
+    def step(  # type: ignore[override]
+        self, closure: Any = None, *batch: Any, has_aux: bool = False, weight: Any = None
+    ) -> Tensor:
         """Take one step, and return the loss before it.
 
         ``closure`` returns the loss as a scalar tensor and never calls backward; where curvature or solver can use them
@@ -199,13 +219,18 @@ class HyperplaneSearch(torch.optim.Optimizer):
         the same random numbers and buffers, and the buffers are updated once. With ``has_aux`` a closure returns a pair
         (loss, aux), and the aux of its first run is in ``report.aux`` (a list of them where there is a list of
         closures). Where no parameter requires grad, nothing moves. Autocast around a step is for the closure alone.
+
+        ``weight`` is what a closure's mean counts beside the others': a number of samples, or one for each closure of a
+        list. In a process group, where all processes call step, it is the first axis of the batch's first tensor by
+        default; ``report.aux`` is that of this process.
         """
         closures = as_closures(closure, batch)
         moving = self._checked()
+        averages = self._averages(moving, weight, len(closures), batch)
         if not moving.tensors:
-            return self._stay(closures, has_aux)
+            return self._stay(closures, has_aux, averages)
         self._watcher.before(self._numbers, compiled=self.compile)
-        if self.compile and len(closures) == 1:
+        if self.compile and len(closures) == 1 and averages.weights is None:
             one = closure if callable(closure) else closure[0]
             reports = self._compiled_steps(one, alone(batch), 1, moving, has_aux)
             if reports is not None:
@@ -213,12 +238,34 @@ class HyperplaneSearch(torch.optim.Optimizer):
             self._fetch()
         settings, casts = self._settings, casts_around(moving.device)
         closures = [casts.around(one) for one in closures]
-        program = Closures(closures, moving.tensors, moving.labels, settings.repeats, has_aux, settings.samples_apart)
+        apart = settings.samples_apart
+        program = Closures(closures, moving.tensors, moving.labels, settings.repeats, has_aux, apart, averages)
         with torch.no_grad(), uncast(casts):
             memory = self._memory(moving)
             self._report, after = take(settings, self._numbers, program, moving, memory, self._watcher)
-        self._note(after)
+        self._note(after, averages)
+        self._crew.check(after.step, moving.tensors)
         return self._report.loss
+
+    def _averages(self, moving: Moving, weight: Any, count: int, batch: Sequence[Any]) -> Averages:
+        """The mean over closures, here and in the other processes."""
+        if weight is None and self._crew.quiet:
+            return Averages()
+        settings, now = self._settings, self._numbers
+        self._crew.begin(partial(self._facts, moving), now.step, moving.tensors, moving.labels)
+        signs = {"the seed": now.seed, "the step": now.step, "lr": moving.lrs, "weight_decay": moving.decays}
+        what = f"step {now.step}"
+        return self._crew.averages(weight, count, batch, settings.uses_noise and settings.samples_apart, signs, what)
+
+    def _facts(self, moving: Moving) -> dict[str, Any]:
+        """What processes that step together must have in common."""
+        settings, now = self._settings, self._numbers
+        parts = {"directions": settings.family, "curvature": settings.curvature, "solver": settings.solver}
+        numbers = {"samples": self.samples, "clip": self.clip, "maximize": self.maximize, "accept": settings.accept}
+        state = {"the solver's state": now.solver_state, "the size": now.size}
+        k = settings.family.count(moving.tensors) if moving.tensors else 0
+        kind = type(self).__name__
+        return {"the optimizer": kind, "the seed": now.seed, "K": k, **parts, **numbers, **state}
 
     @_torch.apart_from_graphs
     def steps(self, closure: Any, *batches: Tensor, has_aux: bool = False) -> Reports:
@@ -242,9 +289,9 @@ class HyperplaneSearch(torch.optim.Optimizer):
         aux = _torch.pytree.tree_map(stacked, *(one.aux for one in taken)) if has_aux else None
         return Reports.of(taken, aux)
 
-    def _stay(self, closures: list[Callable[[], Any]], has_aux: bool) -> Tensor:
+    def _stay(self, closures: list[Callable[[], Any]], has_aux: bool, averages: Averages) -> Tensor:
         """The step where no parameter requires grad: nothing moves and nothing is wrong, as with torch's optimizers."""
-        program = Closures(closures, [], [], False, has_aux, self._settings.samples_apart)
+        program = Closures(closures, [], [], False, has_aux, self._settings.samples_apart, averages)
         loss = program.loss()
         slope, nothing = loss.new_zeros(0), loss.new_zeros(())
         parts = loss, slope, loss.new_zeros(0, 0), slope, nothing, None
@@ -302,19 +349,21 @@ class HyperplaneSearch(torch.optim.Optimizer):
             state = group["solver_state"]
         return Numbers(group["seed"], group["step"], group["bad"], state, group["size"])
 
-    def _note(self, after: Numbers) -> None:
+    def _note(self, after: Numbers, averages: Averages | None = None) -> None:
         """Keep the numbers, and say if too many steps in a row could not move the parameters."""
         stalled = self.patience is not None and after.bad >= self.patience
         noted = after._replace(bad=0) if stalled else after
         for group in self.param_groups:
             group.update(noted._asdict())
         if stalled:
-            self._say_stalled(after.bad, self.report.status)
+            blamed = averages.blamed if isinstance(averages, Together) else []
+            where = f" The numbers of {named(blamed)} were not finite." if blamed else ""
+            self._say_stalled(after.bad, self.report.status, where)
 
-    def _say_stalled(self, count: int, status: Status) -> None:
+    def _say_stalled(self, count: int, status: Status, where: str = "") -> None:
         """Raise where the numbers are broken; warn, once, where steps are only not good enough."""
         if status is not Status.REJECTED:
-            raise OptimizationStalled(f"{explain(count, status)} With patience=None nothing is raised.")
+            raise OptimizationStalled(f"{explain(count, status)}{where} With patience=None nothing is raised.")
         # a solver with a state is on its way to one whose steps are good enough
         if not self._warned and self._settings.solver.init() is None:
             self._warned = True

@@ -20,7 +20,7 @@ from ..ad.run.directions import Joined
 from ..directions import Learnt, Memory, Plane, Size, Taken
 from ..solvers import Status, Step
 from ..solvers.base import HEALTHY
-from .acceptance import Finite
+from .acceptance import Acceptance, Finite
 from .closures import Closures
 from .moving import Moving
 from .reports import Report
@@ -84,7 +84,7 @@ def take(
     status = apply(accepted, solved, closures, moving, keep=bool(memory))
     size = now.size
     if status is Status.OK:
-        size = learn(settings, now, memory, drawn, swept, solved, accepted)
+        size = learn(settings, now, closures, memory, drawn, swept, solved, accepted)
     bad = 0 if status in HEALTHY else now.bad + 1
     after = Numbers(now.seed, now.step + 1, bad, accepted.solver_state, size)
     slopes, loss = [model.slope for model in swept.measured], swept.measured[0].loss
@@ -122,7 +122,8 @@ def solve(
     settings: StepSettings, now: Numbers, closures: Closures, moving: Moving, drawn: Drawn, swept: Swept
 ) -> Solved:
     """The solver's step, and the update that it makes."""
-    steps = [settings.solver.solve(model, now.solver_state) for model in swept.models]
+    models, averages = swept.models, closures.averages
+    steps = averages.steps(lambda: [settings.solver.solve(model, now.solver_state) for model in models], models)
     if not any(closures.used):
         raise ValueError("the closure uses none of the parameters; expected a loss that depends on them.")
     coefficients, status = [step.coefficients for step in steps], _status(steps, swept.models)
@@ -131,7 +132,10 @@ def solve(
     deltas = moves(drawn, coefficients, moving, closures.used, swept.size)
     if not finite(deltas):
         return Solved(Status.NONFINITE, coefficients, deltas)
-    return Solved(status, coefficients, deltas, 1.0 if settings.clip is None else clipped(deltas, settings.clip))
+    if settings.clip is None:
+        return Solved(status, coefficients, deltas)
+    (factor,) = averages.agreed(partial(_clipped, deltas, settings.clip), 1)
+    return Solved(status, coefficients, deltas, factor)
 
 
 def moves(
@@ -157,8 +161,8 @@ def accept(
             actual = swept.models[0].loss - settings.sign * loss_at(deltas, factor)
             predicted = _predicted(swept.models, coefficients, drawn.rate * factor)
             if not attempt:
-                state = settings.solver.update(state, predicted, actual)
-            if test.holds(float(predicted), float(actual)):
+                state = _followed(settings, closures, state, predicted, actual)
+            if any(closures.averages.agreed(partial(_held, test, predicted, actual), 1)):
                 return Accepted(Status.OK, factor, actual, state)
     return Accepted(Status.REJECTED, factor, actual, state)
 
@@ -188,6 +192,7 @@ def apply(
 def learn(
     settings: StepSettings,
     now: Numbers,
+    closures: Closures,
     memory: Memory,
     drawn: Drawn,
     swept: Swept,
@@ -203,7 +208,11 @@ def learn(
     solver = partial(settings.solver.solve, state=accepted.solver_state)
     gained = partial(advantage, swept.models[0], solver, settings.curvature)
     taken = Taken(rows, coefficients, gains, _unstretched(solved.deltas, drawn.planes[0].scales), gained)
-    return settings.family.update(Learnt(memory, now.size), taken).size
+    size = settings.family.update(Learnt(memory, now.size), taken).size
+    if size is None:
+        return None
+    k, evidence = closures.averages.agreed(lambda: [*size], 2)
+    return int(k), evidence
 
 
 def report(
@@ -221,6 +230,24 @@ def report(
         evaluations=closures.evaluations,
         aux=closures.aux,
     )
+
+
+def _clipped(deltas: list[Tensor], limit: float) -> list[float]:
+    return [clipped(deltas, limit)]
+
+
+def _held(test: Acceptance | Finite, predicted: Tensor, actual: Tensor) -> list[float]:
+    return [test.holds(float(predicted), float(actual))]
+
+
+def _followed(
+    settings: StepSettings, closures: Closures, state: float | None, predicted: Tensor, actual: Tensor
+) -> float | None:
+    """The solver's state after the first try."""
+    if state is None:
+        return settings.solver.update(state, predicted, actual)
+    (after,) = closures.averages.agreed(lambda: [settings.solver.update(state, predicted, actual)], 1)
+    return after
 
 
 def _status(steps: list[Step], models: list[Quadratic]) -> Status:

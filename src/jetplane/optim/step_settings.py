@@ -35,8 +35,16 @@ class StepSettings(NamedTuple):
     @property
     def samples_apart(self) -> bool:
         """Whether a closure may return the losses of single samples (B,): a part can do something with them."""
-        solver = self.solver.solver if isinstance(self.solver, Called) else self.solver
-        return bool(getattr(self.curvature, "samples", True) or getattr(solver, "noise", False))
+        return bool(getattr(self.curvature, "samples", True) or getattr(self._solver, "noise", False))
+
+    @property
+    def uses_noise(self) -> bool:
+        """Whether the solver does something with the noise of the slope."""
+        return bool(getattr(self._solver, "noise", False) and getattr(self._solver, "shrink", True))
+
+    @property
+    def _solver(self) -> object:
+        return self.solver.solver if isinstance(self.solver, Called) else self.solver
 
     @property
     def repeats(self) -> bool:

@@ -18,6 +18,7 @@ from jetplane_lab.training.batches import Resident, place
 from jetplane_lab.training.folder import Folder, holds_run
 from jetplane_lab.training.progress import progress
 from jetplane_lab.training.stopping import EXIT
+from jetplane_lab.training.workers import ALONE, Workers
 
 _COLUMNS = (
     ("train_nll", "train NLL"),
@@ -46,14 +47,17 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         "(-augmented: with flips and crops), search- the Gauss-Newton search in a plane, and adam- backprop beside\n"
         "them. Without a preset say at least --method.\n"
         "\n"
-        "A run that was stopped, also by kill -9, goes on with --resume, bit for bit as if never stopped.",
+        "A run that was stopped, also by kill -9, goes on with --resume, bit for bit as if never stopped.\n"
+        "\n"
+        "Under torchrun all processes train one run, each on its part of every batch, and the first one writes.",
         epilog="examples:\n"
         "  jetplane train quick                                    forward-only, in seconds, on 6,000 digits\n"
         "  jetplane train forward-cnn --device cuda --compile      forward gradients with Adam, at MNIST\n"
         "  jetplane train cnn-fomoh-3d-sch --seeds 0 1 3 --device cuda --together\n"
         "  jetplane train lr-fomoh-2d --epochs 50 --lr 0.1         a row of the paper, changed\n"
         "  jetplane train --method adam --lr 0.001 --dataset digits --epochs 5\n"
-        "  jetplane train quick --resume                           go on with a run that was stopped",
+        "  jetplane train quick --resume                           go on with a run that was stopped\n"
+        "  torchrun --nproc-per-node 2 -m jetplane train quick     the same run by two processes",
     )
     parser.add_argument("name", nargs="?", metavar="PRESET", help="a row of the paper, one beyond it, or quick")
     add = parser.add_argument_group("what to train").add_argument
@@ -129,8 +133,12 @@ def run(arguments: argparse.Namespace) -> int:
     if len(set(seeds)) < len(seeds):
         raise ValueError(f"--seeds are {' '.join(map(str, seeds))}; expected each seed once")
     jobs = [(config.replace(seed=seed), _folder(arguments, preset, config, seed)) for seed in seeds]
-    for job, folder in jobs:
-        _prepare(folder, job, arguments)
+    workers = Workers.launched()
+    if workers.size > 1:
+        _check_workers(arguments)
+    if workers.writes:
+        for job, folder in jobs:
+            _prepare(folder, job, arguments)
     # data is put on the device once for all seeds
     data = place(None, config, arguments.data_dir)
     name = preset.name if preset else config.method
@@ -140,9 +148,12 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         summaries = []
         for job, folder in jobs:
-            summaries.append(_trainer(job, folder, data, name, arguments).fit())
+            summaries.append(_trainer(job, folder, data, name, arguments, workers=workers).fit())
             if summaries[-1].reason == "interrupted":
                 break
+    workers.leave()
+    if not workers.writes:
+        return _status(summaries)
     for (_, folder), summary in zip(jobs, summaries, strict=False):
         stream = sys.stdout if summary.reason == "finished" else sys.stderr
         if not (arguments.quiet and summary.reason == "finished"):
@@ -214,19 +225,33 @@ def _prepare(folder: Path, config: Config, arguments: argparse.Namespace) -> Non
         )
 
 
+def _check_workers(arguments: argparse.Namespace) -> None:
+    """Refuse what processes cannot do together."""
+    for option in ("resume", "together", "compile"):
+        if getattr(arguments, option):
+            raise ValueError(f"--{option} is not there for several processes yet; expected a run by one process")
+
+
 def _trainer(
-    config: Config, folder: Path, data: Resident, name: str, arguments: argparse.Namespace, position: int = 0
+    config: Config,
+    folder: Path,
+    data: Resident,
+    name: str,
+    arguments: argparse.Namespace,
+    position: int = 0,
+    workers: Workers = ALONE,
 ) -> Trainer:
     callbacks: list[Callback] = []
+    if not workers.writes:
+        return Trainer(config, data, workers=workers)
     if not arguments.quiet:
         callbacks.append(progress(f"{name} seed {config.seed}", position))
     if arguments.tracker:
         from jetplane_lab import trackers
 
         callbacks += [trackers.make(tracker, folder, config) for tracker in arguments.tracker]
-    return Trainer(
-        config, data, folder, callbacks, checkpoint_seconds=arguments.checkpoint_seconds, journal=arguments.journal
-    )
+    every, recorded = arguments.checkpoint_seconds, arguments.journal
+    return Trainer(config, data, folder, callbacks, checkpoint_seconds=every, journal=recorded, workers=workers)
 
 
 # -- what came out ------------------------------------------------------------------------------------------------

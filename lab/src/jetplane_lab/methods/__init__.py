@@ -43,13 +43,19 @@ _ADAPTIVE: dict[str, Callable[[float], solvers.Solver]] = {
     "trust-region": solvers.TrustRegion,
     "cubic": solvers.Cubic,
 }
+_ALONE = ("backprop", "sgd", "adam", *ZEROTH_ORDER)  # not for several processes
 
 
-def make(config: Config, parameters: Iterable[Tensor]) -> Method:
-    """The optimizer of ``config``'s method and options."""
+def make(config: Config, parameters: Iterable[Tensor], process_group: Any = None) -> Method:
+    """The optimizer of ``config``'s method and options, which all processes of a group step together."""
     moving = list(parameters)
     if config.method in FORWARD_GRADIENT:
-        return _on_forward_gradients(config, moving)
+        return _on_forward_gradients(config, moving, process_group)
+    if process_group is not None and config.method in _ALONE:
+        raise ValueError(
+            f"method is {config.method!r}, which is trained by one process; expected a search in a plane or a method "
+            "on forward gradients for several."
+        )
     if config.method in ("backprop", "sgd"):
         sgd = torch.optim.SGD(moving, config.lr, config.momentum, weight_decay=config.weight_decay)
         return Backprop(sgd, compile=config.compile)
@@ -63,16 +69,17 @@ def make(config: Config, parameters: Iterable[Tensor]) -> Method:
         eps = 1e-3 if config.eps is None else config.eps
         decay = config.weight_decay
         return named(moving, config.lr, config.k, eps=eps, seed=config.seed, weight_decay=decay)
-    return _search(config, moving)
+    return _search(config, moving, process_group)
 
 
-def _search(config: Config, moving: list[Tensor]) -> Method:
+def _search(config: Config, moving: list[Tensor], process_group: Any) -> Method:
     # patience: None, for a run of 3000 epochs must not end for ten bad steps; they are counted in the metrics
     options: dict[str, Any] = {
         "seed": config.seed,
         "clip": config.clip,
         "weight_decay": config.weight_decay,
         "patience": None,
+        "process_group": process_group,
     }
     if config.compile:
         options["compile"] = True
@@ -88,9 +95,10 @@ def _search(config: Config, moving: list[Tensor]) -> Method:
     return named(moving, config.lr, **options)
 
 
-def _on_forward_gradients(config: Config, moving: list[Tensor]) -> Method:
+def _on_forward_gradients(config: Config, moving: list[Tensor], process_group: Any) -> Method:
     eps, decay = 1e-8 if config.eps is None else config.eps, config.weight_decay
     shared: dict[str, Any] = {"samples": config.samples, "seed": config.seed, "compile": config.compile}
+    shared["process_group"] = process_group
     if config.method == "horizon":
         return Horizon(optim.HorizonAdam(moving, lr=config.lr, eps=eps, weight_decay=decay, **shared))
     optimizer: torch.optim.Optimizer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,8 +75,8 @@ class Tally:
         """The loss of the last step, NaN before there is one. Waits for the device."""
         return float(self._rows[-1][-1, 0]) if self._rows else math.nan
 
-    def fetch(self) -> Running:
-        """Wait for the device, and average in float64."""
+    def fetch(self, total: Callable[[int], int] = int) -> Running:
+        """Wait for the device, and average in float64. ``total`` adds up the hits of all processes."""
         table = torch.cat(self._rows).to("cpu", torch.float64)
         sizes = torch.tensor(self._sizes, dtype=torch.float64)
         samples = float(sizes.sum())
@@ -89,7 +90,7 @@ class Tally:
         return Running(
             first_loss=float(table[0, 0]),
             nll=float((table[:, 0] * sizes).sum()) / samples,
-            accuracy=float(table[:, 1].sum()) / samples,
+            accuracy=total(int(table[:, 1].sum())) / samples,
             slope=None if slopes is None else float(slopes.abs().mean()),
             curvature=None if curvatures is None else float(curvatures.mean()),
             negative_curvature=None if curvatures is None else float((curvatures < 0).double().mean()),

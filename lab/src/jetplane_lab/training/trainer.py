@@ -7,6 +7,7 @@ import copy
 import math
 import sys
 import time
+import warnings
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ from .recording import Recording
 from .statistics_of_norms import taken_anew
 from .stopping import Stop, stop_signals
 from .tally import Running, Tally
+from .workers import ALONE, Workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,7 +73,8 @@ class Trainer:
     `batches.place` put on the device, or None to load what the config names. ``scheduler`` makes the torch scheduler
     of the schedule "custom". ``journal`` has each step written down in the folder, too. A checkpoint is
     written after the epoch in which ``checkpoint_seconds`` have passed since the last one, and at the end. ``warn`` is
-    told of damage that could be repaired; by default it is printed.
+    told of damage that could be repaired; by default it is printed. With ``workers`` all processes train together, each
+    on its part of every batch, and the first one alone may have a folder.
 
     Nothing here draws from torch's generators: initial values, order and directions are functions of the seed. So a
     run that is stopped and resumed is, bit for bit, the run that was not.
@@ -88,10 +91,13 @@ class Trainer:
         checkpoint_seconds: float = 30.0,
         warn: Callable[[str], None] | None = None,
         journal: bool = False,
+        workers: Workers = ALONE,
     ) -> None:
+        if folder is not None and not workers.writes:
+            raise ValueError(f"folder is {folder} in process {workers.rank}; expected None, for the first one writes.")
         if not checkpoint_seconds >= 0:
             raise ValueError(f"checkpoint_seconds is {checkpoint_seconds!r}; expected a number from 0.")
-        self.config = config
+        self.config, self.workers = config, workers
         self.device = batches.available(config.device)
         self.callbacks = list(callbacks)
         self.data = dataset if isinstance(dataset, Resident) else batches.place(dataset, config)
@@ -101,7 +107,7 @@ class Trainer:
         if config.augment:
             self.images = self.images.clone()  # one memory for all epochs: a graph reads there
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
-        self.method = methods.make(config, self.model.parameters())
+        self.method = methods.make(config, self.model.parameters(), workers.group)
         self.demand = memory.demand(self.model, self.data.train.images[: config.batch_size], config)
         memory.require([(self.demand, config.tangents)], self.device)
         self.optimizer = methods.scheduled(self.method)
@@ -204,7 +210,9 @@ class Trainer:
             for callback in self.callbacks:
                 callback.batch(self, done, len(sizes))
             yield None
-        running = tally.fetch()
+        running = tally.fetch(self.workers.total)
+        if self.workers.any(self.stop.by is not None) and self.stop.by is None:
+            self.stop.by = "another process"
         seconds = time.perf_counter() - began
         assert self._peak is not None
         peak = self._peak.read()
@@ -221,7 +229,7 @@ class Trainer:
             for done, index in enumerate(order.split(self.config.batch_size), 1):
                 self.recording.at(self.epoch, done - 1)
                 with self._guard():
-                    self.method.step(self._loss, index, has_aux=True)
+                    self.method.step(self._loss, self.workers.shard(index), has_aux=True)
                 tally.accumulate(self.method.report, len(index))
                 if self.average is not None:
                     self.average.follow()
@@ -404,7 +412,7 @@ class Trainer:
 
     def _step_cost(self, size: int) -> float:
         model = copy.deepcopy(self.model)
-        # never the captured step: a graph's operations run unseen
+        # never the captured step: a graph's operations run unseen; and never that of many processes
         method = methods.make(self.config.replace(compile=False), model.parameters())
         index = torch.arange(size, device=self.device)
 
@@ -413,7 +421,9 @@ class Trainer:
                 method.step(lambda index: self._loss_of(model, index), index, has_aux=True)
 
         def passes() -> float:
-            return cost.forward_equivalents(step, model, self.data.train.images[index])
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", ".* processes are initialised and .* has process_group=None")
+                return cost.forward_equivalents(step, model, self.data.train.images[index])
 
         first = passes()
         if self.config.method not in FORWARD_GRADIENT:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...errors import UnsupportedProgram
 from ..algebra.jet import Jet, PairSet
 from ..engine.boundary import Boundary, Crossing, crossings
 from ..engine.guards import guarded
@@ -89,6 +90,11 @@ def check_leaf(tensor: object, label: str) -> Tensor:
     """``tensor`` if it can be perturbed."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{label} is {type(tensor).__name__}; expected a tensor to perturb.")
+    if _is_sharded(tensor):
+        raise UnsupportedProgram(
+            f"{label} is a sharded parameter ({type(tensor).__name__}), as FSDP's fully_shard and tensor parallelism "
+            "make them of DTensor; expected parameters that every process has whole, as with DistributedDataParallel."
+        )
     if tensor.is_complex():
         raise TypeError(f"{label} has dtype {tensor.dtype}; complex is not supported, expected a real floating dtype.")
     if not tensor.is_floating_point():
@@ -96,6 +102,12 @@ def check_leaf(tensor: object, label: str) -> Tensor:
     if tensor.layout is not torch.strided:
         raise TypeError(f"{label} has layout {tensor.layout}; expected torch.strided.")
     return tensor
+
+
+def _is_sharded(tensor: Tensor) -> bool:
+    """Whether a process has only a part of it: a DTensor, or FSDP's flat parameter. Imports nothing."""
+    names = [kind.__name__ for kind in type(tensor).__mro__]
+    return "DTensor" in names or getattr(tensor, "_is_flat_param", False) is True
 
 
 def check_directions(directions: Sequence[Tensor], leaves: Sequence[Tensor], labels: Sequence[str]) -> None:

@@ -9,6 +9,7 @@ from ..plan.noise_plan import NoisePlan, Site
 from ..program.layout import Grid
 from .balance import lengths, unpredicted
 from .learned import Form, Learned
+from .lessons import Lessons
 from .readout import Readout
 
 __all__ = ["NOTHING", "NoPrediction", "Prediction"]
@@ -25,7 +26,8 @@ class Prediction:
 
     def __init__(self, plan: NoisePlan, readout: Readout, learned: Learned, samples: int) -> None:
         self._learned, self._readout = learned, readout
-        self._samples, self._batch = samples, plan.samples
+        self._samples, self._batch, self._total = samples, plan.samples, plan.total
+        self.lessons: Lessons | None = None  # where other processes have some of the samples
         self.sites: dict[int, Grid] = {}  # that take part
         for number, form in learned.forms.items():
             site = plan.sites[number]
@@ -77,8 +79,8 @@ class Prediction:
 
     @property
     def slopes(self) -> Tensor:
-        """e / B (B, T, V)."""
-        return self._readout.slopes / self._batch
+        """e / B (B, T, V), where B is the whole batch."""
+        return self._readout.slopes / self._total
 
     # -- first pass -------------------------------------------------------------------------------------------------
 
@@ -109,7 +111,7 @@ class Prediction:
 
     def begin(self) -> None:
         """All tangents were carried."""
-        calls, count = self._learned.calls, self._samples * self._batch
+        calls, count = self._learned.calls, self._samples * self._total
         residuals = torch.cat(self._residuals) if len(self._residuals) > 1 else self._residuals[0]
         calls += 1
         self._rate = (1 / calls.to(residuals)).clamp_(min=_RATE)
@@ -122,6 +124,8 @@ class Prediction:
         ratio = torch.stack(alive).sum() / count
         rate = torch.minimum(self._rate, 0.5 / (1 + ratio))
         finite = residuals.isfinite().all()  # else nothing is to be learned from them
+        if self.lessons is not None:
+            self.lessons.begin(self._rate, finite)
         self._lesson = torch.where(finite, residuals, 0.0).mul_(rate / count)
         self._residuals = []
         self._slopes = self.slopes
@@ -148,9 +152,10 @@ class Prediction:
             return
         assert self._lesson is not None and self._rate is not None
         matrix, activity = self._learned.jacobians[site.number], self._learned.activity[site.number]
+        now = None if alive is None else self._alive_now(site, alive)
         if alive is not None:
             rows = rows * alive
-            now = self._weights(site, alive).mean(0).flatten()
+        if now is not None and self.lessons is None:
             if start == 0:
                 activity += (now - activity) * self._rate.to(activity.device)
             activity = torch.maximum(activity, now)  # units that come to life all at once would be learned too fast
@@ -161,10 +166,36 @@ class Prediction:
             update = _within_reach(site, form, update)
         else:
             update = lesson.flatten(0, 1).movedim(1, 0).mT @ noise.flatten(0, 1).movedim(1, 0)
+            update = update.mean(0, keepdim=True) if form.blocks == 1 else update
+        if self.lessons is not None:
+            self.lessons.add(site.number, update, now)
+            return
+        self._improve(site.number, update, activity)
+
+    def _alive_now(self, site: Site, alive: Tensor) -> Tensor:
+        """The share of all samples with a derivative, (C n,), or this process's part of it."""
+        weights = self._weights(site, alive)
+        return (weights.mean(0) if self.lessons is None else weights.sum(0) / self._total).flatten()
+
+    def _improve(self, number: int, update: Tensor, activity: Tensor) -> None:
+        """Add what was found to a site's Jacobian."""
+        form = self._learned.forms[number]
+        if form.blocks:
             activity = activity.reshape(form.here, 1, form.size)
-            if form.blocks == 1:
-                update, activity = update.mean(0, keepdim=True), activity.mean(0, keepdim=True)
-        matrix += update.div_((activity + _RARE) * self._lengths[site.number])
+            activity = activity.mean(0, keepdim=True) if form.blocks == 1 else activity
+        self._learned.jacobians[number] += update.div_((activity + _RARE) * self._lengths[number])
+
+    def settle(self, parts: list[Tensor]) -> None:
+        """Learn from what all processes have found: the sums of what ``lessons.parts()`` are in each."""
+        assert self.lessons is not None
+        for number, update, now, seen in self.lessons.summed(parts):
+            activity = self._learned.activity[number]
+            if now is not None:
+                activity += (now - activity) * self.lessons.rate.to(activity.device)
+                activity = torch.maximum(activity, now)
+            self._improve(number, update, activity)
+            if seen is not None:
+                self._remember(number, seen)
 
     def weigh(self, site: Site, found: Tensor, numbers: Tensor, alive: Tensor | None) -> None:
         """Keep in mind how much of a site's derivative was not predicted; see `unpredicted`."""
@@ -175,8 +206,15 @@ class Prediction:
         else:
             active = self._weights(site, alive).sum(2)
             found = found * alive
-        known = self._learned.unexplained[site.number]
-        seen = (unpredicted(found, numbers, active) / self._lengths[site.number].square()).to(known)
+        seen = unpredicted(found, numbers, active) / self._lengths[site.number].square()
+        if self.lessons is not None:
+            self.lessons.weigh(site.number, seen * (self._total / self._batch))
+            return
+        self._remember(site.number, seen)
+
+    def _remember(self, number: int, seen: Tensor) -> None:
+        known = self._learned.unexplained[number]
+        seen = seen.to(known)
         rate = (1 / self._learned.calls.to(known)).clamp_(min=_SLOWLY)
         known += torch.where(seen.isfinite(), seen - known, 0.0) * rate
 

@@ -51,19 +51,27 @@ class Signs:
     def rows(self, site: int, start: int, stop: int, like: Tensor) -> Tensor:
         from . import traced  # which has its operations made of this module's arithmetic
 
-        place = site | _OWN
         if isinstance(self.seed, Tensor) or fast(like.device):
-            return traced.rows(self.seed, self.step, place, start, stop, like)
-        octets = self._octets(place, start, stop, like)
-        return _of_octets(octets, stop - start, like.numel(), like.dtype).reshape(stop - start, *like.shape)
+            return traced.rows(self.seed, self.step, site | _OWN, start, stop, like)
+        return self.part(site, start, stop, like, 0)
 
-    def _octets(self, place: int, start: int, stop: int, like: Tensor) -> Tensor:
+    def part(self, site: int, start: int, stop: int, like: Tensor, first: int) -> Tensor:
+        """The same of ``like`` as a part of a longer row, of which ``first`` elements come before it."""
+        count, end = stop - start, first + like.numel()
+        if fast(like.device):
+            rows = self.rows(site, start, stop, like.new_empty(()).expand(end))
+            return rows[:, first:].reshape(count, *like.shape)
+        block, rest = divmod(first, 128)
+        octets = self._octets(site | _OWN, start, stop, block, end, like.device)
+        return _of_octets(octets, count, end - 128 * block, like.dtype)[:, rest:].reshape(count, *like.shape)
+
+    def _octets(self, place: int, start: int, stop: int, block: int, size: int, device: torch.device) -> Tensor:
         """The second pass finds those of small layers where the first has left them."""
-        key = place, start, stop, like.numel(), like.device
+        key = place, start, stop, block, size, device
         octets = self._drawn.pop(key, None)
         if octets is None:
             assert not isinstance(self.seed, Tensor)
-            octets = _drawn(self.seed, self.step, place, start, stop, like.numel(), like.device)
+            octets = _drawn(self.seed, self.step, place, start, stop, size, device, block)
             if octets.nbytes + sum(drawn.nbytes for drawn in self._drawn.values()) <= _SMALL:
                 self._drawn[key] = octets
         return octets
@@ -81,16 +89,18 @@ def _of_octets(octets: Tensor, count: int, size: int, dtype: torch.dtype) -> Ten
     return signs.reshape(count, -1)[:, :size]
 
 
-def _drawn(seed: int, step: int | Tensor, place: int, start: int, stop: int, size: int, device: torch.device) -> Tensor:
-    """The four bytes of each word."""
-    words = torch.stack(_words(seed, step, place, start, stop, -(-size // 128), device), -1)
+def _drawn(
+    seed: int, step: int | Tensor, place: int, start: int, stop: int, size: int, device: torch.device, block: int = 0
+) -> Tensor:
+    """The four bytes of each word, from a block of 128 signs on."""
+    words = torch.stack(_words(seed, step, place, start, stop, block, -(-size // 128), device), -1)
     return words.to(torch.int32).view(torch.uint8).flatten()
 
 
 def _words(
-    seed: int, step: int | Tensor, place: int, start: int, stop: int, blocks: int, device: torch.device
+    seed: int, step: int | Tensor, place: int, start: int, stop: int, block: int, blocks: int, device: torch.device
 ) -> Words:
-    columns = torch.arange(blocks, dtype=torch.int64, device=device).unsqueeze(0)
+    columns = torch.arange(block, blocks, dtype=torch.int64, device=device).unsqueeze(0)
     rows = torch.arange(start, stop, dtype=torch.int64, device=device).unsqueeze(1)
     marks = [
         word.reshape(1, 1) if isinstance(word, Tensor) else torch.full((1, 1), word, dtype=torch.int64, device=device)

@@ -43,7 +43,7 @@ class Statistics:
     """What one call's first pass, in one chunk or several, sees of the norms of a plan."""
 
     def __init__(self, plan: NoisePlan, prediction: Prediction | NoPrediction = NOTHING, exact: bool = False) -> None:
-        self._samples = plan.samples
+        self._samples = plan.total
         self._norms = plan.norms
         self._prediction = _readable(plan, prediction)
         self._bounded = not exact and len(plan.norms) > _FEW

@@ -61,7 +61,7 @@ class KeptPlans:
     def known(self, program: LossProgram, width: Width, probe_every: int) -> NoisePlan | None:
         """The plan that the next call of a program will probably follow; None if it is to be made or looked at."""
         plans = self._by_form.get(program.form)
-        if not plans or (width.memory is not None and plans[0].trace is None):
+        if not plans or plans[0].due or (width.memory is not None and plans[0].trace is None):
             return None
         if not capturing():
             plans[0].age += 1

@@ -199,6 +199,8 @@ class Injector(_Follower):
     def _tangents(self, site: Site, done: Done, alive: Tensor | None) -> Tensor | None:
         """The noise of a site, in its shape, as tangents (K, *S) of the result at its end."""
         activation = _noisy(site, done)
+        if activation.shape != site.shape:  # of a layer that reads data alone, no key has the size of the batch
+            raise Changed
         white = self._rows(site, activation)
         length = self._prediction.length(site)
         shape = NoiseShape.of(site, activation, length, alive) if self._masked else NoiseShape(length)
@@ -329,7 +331,7 @@ class Collector(_Follower):
     def finish(self, losses: Tensor) -> None:
         """The part behind the last layers, whose derivative is exact; and the parametrisations."""
         if self._plan.exact is not None:
-            self._collect(self._plan.exact, _at_end(self._plan.exact, torch.full_like(losses, 1 / losses.shape[0])))
+            self._collect(self._plan.exact, _at_end(self._plan.exact, torch.full_like(losses, 1 / self._plan.total)))
         self._gradients.finish()
 
     def _collect(self, group: LayerGroup, deltas: Deltas) -> None:

@@ -70,7 +70,7 @@ def two_passes(
         rows = partial(_drawn, one.noise, start, stop)
         parts.append(passes.carry(plan, rows, stop - start, True, one.readout, one.prediction, statistics))
     check()
-    scalars = torch.cat(parts) / (one.count * plan.samples)
+    scalars = torch.cat(parts) / (one.count * plan.total)
     one.prediction.begin()
     if statistics is not None:
         statistics.close(one.count)

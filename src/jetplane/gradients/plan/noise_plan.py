@@ -143,6 +143,7 @@ class NoisePlan:
     age: int = 0  # calls since it was made
     due: bool = True  # whether the layouts are to be found, or looked at again
     noisy: bool = False  # whether it was said that its estimates are mostly noise
+    whole: int | None = None  # samples of the batch that these are a part of, in the call at hand; None: it is all
     trace: Trace | None = None  # of the memory of a pass with one tangent, where there is a budget
     ends: dict[int, Site] = field(default_factory=dict)
     member: dict[int, Site] = field(default_factory=dict)
@@ -153,8 +154,22 @@ class NoisePlan:
 
         The bounds are those of what was tried: docs/forward-only.md.
         """
-        numbers = sum(site.numbers for site in self.sites) / self.samples
-        return min(max(FEWEST * math.ceil(numbers / self.samples / FEWEST), FEWEST), MOST)
+        return self.tangents_for(self.numbers, self.samples)
+
+    @staticmethod
+    def tangents_for(numbers: int, samples: int) -> int:
+        """The same for a batch with so many numbers of noise."""
+        return min(max(FEWEST * math.ceil(numbers / samples / samples / FEWEST), FEWEST), MOST)
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers of noise there are."""
+        return sum(site.numbers for site in self.sites)
+
+    @property
+    def total(self) -> int:
+        """The samples whose mean loss is wanted: these, or those of the whole batch."""
+        return self.samples if self.whole is None else self.whole
 
     def is_of(self, other: NoisePlan) -> bool:
         """Whether another plan is of the same program."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -34,6 +35,27 @@ class Parameters:
     def __getstate__(self) -> dict[str, Any]:
         """For copy and pickle: where memory is, is found again."""
         return self.__dict__ | {"places": {}}
+
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[Callable[[], list[Tensor]]]:
+        """Inside, gradients are added to nothing, and the function gives them; ``.grad`` is then as before."""
+        kept = [tensor.grad for tensor in self.tensors]
+        for tensor in self.tensors:
+            tensor.grad = None
+
+        def found() -> list[Tensor]:
+            return [torch.zeros_like(tensor) if tensor.grad is None else tensor.grad for tensor in self.tensors]
+
+        try:
+            yield found
+        finally:
+            for tensor, grad in zip(self.tensors, kept, strict=True):
+                tensor.grad = grad
+
+    def accumulate(self, gradients: Iterable[Tensor]) -> None:
+        """Add to every ``.grad``."""
+        for tensor, gradient in zip(self.tensors, gradients, strict=True):
+            accumulate(tensor, gradient)
 
     def refresh(self) -> None:
         """Look where the parameters' memory is now: ``.data`` may have been assigned."""

@@ -18,6 +18,7 @@ from ...ad.run.casting import casts_around, uncast
 from ...ad.run.replay import Replay
 from ...compiler.several import alone, entries, stacked
 from ...gradients import ForwardGradient
+from ...parallel.crew import Crew
 from ...solvers import Status
 from ..moving import listed, number_of
 from . import eigenbasis
@@ -32,7 +33,7 @@ __all__ = ["HorizonAdam", "HorizonReport"]
 
 _OWN = (
     *("every", "power", "clip", "compile", "eps", "forget", "rotate", "estimate"),
-    *("_leaves", "_path", "_forgetting", "_calls", "_numbers", "_evaluating"),
+    *("_leaves", "_path", "_forgetting", "_calls", "_numbers", "_evaluating", "_crew"),
     *("_options", "_begun", "_new", "_low_lr"),
 )
 
@@ -86,6 +87,9 @@ class HorizonAdam(torch.optim.Optimizer):
     that it is given. ``every`` is the number of steps between two measurements, and ``weight_decay`` is decoupled. A
     step whose loss or gradient is not finite leaves everything as it is.
 
+    With a ``process_group`` all its processes take each step together, each with its own samples of one batch, and
+    their parameters are compared after every ``check_every`` steps.
+
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
         >>> x = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
@@ -121,6 +125,8 @@ class HorizonAdam(torch.optim.Optimizer):
         rotate: bool = True,
         seed: int = 0,
         compile: bool = False,
+        process_group: Any = None,
+        check_every: int | None = 100,
         **options: Any,
     ) -> None:
         refuse_positional(misplaced)
@@ -140,6 +146,12 @@ class HorizonAdam(torch.optim.Optimizer):
             _check_group(group)
         self._low_lr = LowLr()
         self._low_lr.given(self.param_groups)
+        self._crew = Crew(process_group, check_every, type(self).__name__)
+        if compile and self._crew.processes is not None:
+            raise ValueError(
+                "compile is True and there is a process_group; the exchange between processes cannot be captured, "
+                "expected compile=False."
+            )
         self._calls = 0
         self._report: HorizonReport | None = None
         self._evaluating = False
@@ -181,6 +193,7 @@ class HorizonAdam(torch.optim.Optimizer):
             raise
         self._low_lr.given([group])
         self._adopt()
+        self._crew.again()
 
     def _adopt(self) -> None:
         """Take up the parameters that require grad by now, and leave alone those that no longer do."""
@@ -203,9 +216,12 @@ class HorizonAdam(torch.optim.Optimizer):
                 self.state[leaf] = fresh(leaf, self.rotate)
                 self._new.append(leaf)
         step = self.estimate.step if self._leaves else self._options.get("step", 0)
-        self.estimate = ForwardGradient(leaves, **self._options | {"step": step})
+        group = None if self._crew.processes is None else self._crew.processes.group
+        shared = {"step": step, "process_group": group, "check_every": None}
+        self.estimate = ForwardGradient(leaves, **self._options | shared)
+        self.estimate.crew.trust()  # this one looks
         self._begun = [begun.get(id(leaf), taken) for leaf in leaves]
-        self._leaves, self._path, self._forgetting = leaves, Path(leaves), forgetting
+        self._leaves, self._path, self._forgetting = leaves, Path(leaves, self._crew), forgetting
 
     @_torch.apart_from_graphs
     @torch.no_grad()
@@ -217,18 +233,23 @@ class HorizonAdam(torch.optim.Optimizer):
         and ``report.aux`` is what came with the losses; a list of it where there is a list of closures.
         """
         calls = calls_of(closure, batch)
+        if len(calls) > 1 and self._crew.processes is not None:
+            raise ValueError(
+                f"step got {len(calls)} closures and there is a process_group; expected one function, for each process "
+                "has its part of the batch."
+            )
         if self.compile and len(calls) == 1:
             ((function, given),) = calls
             reports = self._compiled_steps(function, alone(given), 1, has_aux)
             if reports is not None:
                 return reports.loss[0]
-        self._check_ready()
-        self._adopt()
-        self._low_lr.see(self.param_groups)
+        self._prepare()
         self.zero_grad(set_to_none=False)
         casts = casts_around(self._numbers.device)
         with uncast(casts):
-            return self._step(cast(calls, casts), has_aux)
+            loss = self._step(cast(calls, casts), has_aux)
+        self._crew.check(self._calls, self._leaves)
+        return loss
 
     @_torch.apart_from_graphs
     @torch.no_grad()
@@ -268,9 +289,7 @@ class HorizonAdam(torch.optim.Optimizer):
         self, closure: Any, batches: tuple[Any, ...], count: int, has_aux: bool
     ) -> HorizonReport | None:
         """Take the steps as compiled graphs; None where the closure cannot be one, and no step was taken."""
-        self._check_ready()
-        self._adopt()
-        self._low_lr.see(self.param_groups)
+        self._prepare()
         if self._new and self._calls:
             return None  # the first step of a late parameter is like no other
         clip = self.clip
@@ -370,6 +389,7 @@ class HorizonAdam(torch.optim.Optimizer):
         if path["calls"]:
             self._low_lr.settle()
         self._calls, self._evaluating = path["calls"], path["evaluating"]
+        self._crew.again()
         self._numbers.copy_(torch.tensor([path[name] for name in PATH], dtype=torch.float64, device="cpu"))
         self._forgetting.slopes.copy_(torch.tensor(path["slopes"], dtype=torch.float64, device="cpu"))
         self.estimate.load_state_dict(state_dict["estimate"])
@@ -391,9 +411,23 @@ class HorizonAdam(torch.optim.Optimizer):
         own = {name: value for name, value in self.__dict__.items() if name in _OWN}
         return {**super().__getstate__(), **own, "_report": None, "_compiled": None}
 
-    def _check_ready(self) -> None:
+    def _prepare(self) -> None:
+        """Before a step, compiled or not."""
         if self._evaluating:
             raise RuntimeError("the averaged parameters are in the model; expected a call of train() before a step.")
+        self._adopt()
+        self._low_lr.see(self.param_groups)
+        if not self._crew.quiet:
+            labels = [f"parameter {number}" for number in range(len(self._leaves))]
+            self._crew.begin(self._facts, self._calls, self._leaves, labels)
+
+    def _facts(self) -> dict[str, Any]:
+        """What processes that step together must have in common."""
+        settings = {name: getattr(self, name) for name in ("every", "power", "clip", "eps", "forget", "rotate")}
+        names = "lr", "weight_decay", "rate", "betas"
+        groups = [[_plain(group[name]) for name in names] for group in self.param_groups]
+        kind = type(self).__name__
+        return {"the optimizer": kind, "lr, weight_decay, rate and betas": groups, **settings, **self.estimate.facts()}
 
     # -- one step ---------------------------------------------------------------------------------------------------
 
@@ -444,6 +478,13 @@ def _check_group(group: dict[str, Any]) -> None:
         raise ValueError(f"betas is {betas!r}; expected a pair of numbers, those of Adam.")
     for number, beta in enumerate(betas):
         _check(f"betas[{number}]", beta, below=1.0)
+
+
+def _plain(value: Any) -> Any:
+    """A setting of a group in numbers: a scheduler may have left a tensor."""
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return None if value is None else float(value)
 
 
 def _require(state: dict[str, Any], what: str, names: Iterable[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,8 +18,11 @@ from ...ad.run.replay import Replay
 from ...ad.run.replay_traced import ReplayTraced
 from ...curvature import Curvature, ExactHessian, GaussNewton, is_late
 from ...errors import MissingBoundary
+from ...parallel.crew import Crew
 
 __all__ = ["Along", "Path"]
+
+_SAID, _WHAT = 5, "the look along the path"
 
 
 class Along(NamedTuple):
@@ -38,9 +42,10 @@ class Along(NamedTuple):
 class Path:
     """Measures the losses of a function along directions from where the leaves are."""
 
-    def __init__(self, leaves: Sequence[Tensor]) -> None:
-        self._leaves = leaves
+    def __init__(self, leaves: Sequence[Tensor], crew: Crew | None = None) -> None:
+        self._leaves, self._crew = leaves, crew
         self._curvature: Curvature = GaussNewton()
+        self._count = 1  # losses of the last pass
 
     @torch.no_grad()
     def along(
@@ -53,12 +58,33 @@ class Path:
     ) -> Along:
         """What ``losses`` (B,) do along ``direction``. Random numbers, buffers and leaves stay as they are."""
         try:
-            loss, slope, curvature = self._measure(replay, losses, direction)
-            other = self._back(replay, losses, direction) if back else loss - slope
+            with self._told():
+                numbers = self._measure(replay, losses, direction)
+                other = self._back(replay, losses, direction) if back else None
+            loss, slope, curvature, other = self._averaged(numbers, other)
         finally:
             replay.rewind()
+        curvature = curvature.abs()
         rise = torch.where(torch.isfinite(other) & ~torch.isfinite(loss), torch.inf, loss - other)
         return Along(slope, curvature, (2 * (other - loss + slope)).clamp_min(0), rise)
+
+    def _told(self) -> contextlib.AbstractContextManager[None]:
+        """Around what may fail: the other processes are told."""
+        group = None if self._crew is None else self._crew.processes
+        return contextlib.nullcontext() if group is None else group.telling(_SAID, _WHAT)
+
+    def _averaged(self, numbers: list[Tensor], other: Tensor | None) -> list[Tensor]:
+        """Loss, slope, curvature and the loss at the other end, the mean over the samples of all processes."""
+        loss, slope, _ = numbers
+        found = [*numbers, loss - slope if other is None else other]
+        group = None if self._crew is None else self._crew.processes
+        if group is None:
+            return found
+        mine = torch.stack([torch.ones_like(loss), *found]).cpu() * self._count
+        total, *others = group.gather(mine, _WHAT)
+        for record in others:
+            total = total + record
+        return list((total[1:] / total[0]).to(loss.device).unbind())
 
     def _measure(
         self, replay: Replay | ReplayTraced, losses: Callable[[], Tensor], direction: Sequence[Tensor]
@@ -83,8 +109,10 @@ class Path:
             with torch.no_grad(), one.running():
                 return losses()
 
-        model = self._curvature.model(one.jet(replay.run(run)), pairs)
-        numbers = model.loss, model.slope[0], model.curvature[0, 0].abs()
+        jet = one.jet(replay.run(run))
+        model = self._curvature.model(jet, pairs)
+        numbers = model.loss, model.slope[0], model.curvature[0, 0]
+        self._count = jet.primal.numel()
         return [number.to(torch.float64) for number in numbers]
 
     def _back(self, replay: Replay | ReplayTraced, losses: Callable[[], Tensor], direction: Sequence[Tensor]) -> Tensor:

@@ -1,0 +1,455 @@
+"""What is done in one launch of processes, by name: the tests of ``parallel`` look at what came of it."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+import jetplane as jp
+from jetplane import optim
+from jetplane.directions import Gaussian, Grown
+from jetplane.journal import Journal, replay, verify
+from jetplane.parallel.processes import Processes
+from jetplane.solvers import Step
+from many_processes import (
+    MORE,
+    SEARCHES,
+    Place,
+    Recurrent,
+    batch,
+    changing_horizon,
+    columns,
+    convex,
+    cuts,
+    flat,
+    forward,
+    horizon,
+    losses,
+    message,
+    network,
+    normed,
+    search,
+    seeded,
+)
+
+Job = Callable[[Place], Any]
+
+
+def shard(place: Place) -> tuple[Tensor, Tensor]:
+    x, y = batch()
+    start, stop = cuts(place.size)[place.rank]
+    return x[start:stop], y[start:stop]
+
+
+def stepped(place: Place, model: nn.Module | None = None, steps: int = 1, **options: Any) -> Any:
+    """A search that has taken some steps."""
+    model = convex() if model is None else model
+    opt = optim.FoMoHKD(model.parameters(), 0.3, options.pop("k", 2), process_group=place.group, **options)
+    for _ in range(steps):
+        opt.step(losses(model, "mean"), *shard(place))
+    return opt
+
+
+def _short(opt: Any) -> Callable[[], Tensor]:
+    """Any loss of a search's parameters."""
+    return lambda: sum(p.square().sum() for p in opt.param_groups[0]["params"])
+
+
+# -- processes that differ ------------------------------------------------------------------------------------------
+
+
+def other_values(place: Place) -> str:
+    model = convex()
+    with torch.no_grad():
+        model.bias[1] += place.rank * 1e-16
+    return message(lambda: stepped(place, model))
+
+
+def other_dtype(place: Place) -> str:
+    model = convex() if place.rank == 0 else convex().float()
+    x, y = shard(place)
+    opt = optim.FGD(model.parameters(), process_group=place.group)
+    return message(lambda: opt.step(lambda: F.cross_entropy(model(x.to(model.weight.dtype)), y), weight=1))
+
+
+def other_version(place: Place) -> str:
+    before, jp.__version__ = jp.__version__, f"9.{place.rank}"
+    try:
+        return message(lambda: stepped(place))
+    finally:
+        jp.__version__ = before
+
+
+def other_rate(place: Place) -> str:
+    opt = stepped(place)
+    opt.param_groups[0]["lr"] = 0.3 + place.rank
+    return message(lambda: opt.step(_short(opt), weight=1))
+
+
+def drifted(place: Place) -> str:
+    model = convex()
+    opt = stepped(place, model, 4, check_every=4)
+    if place.rank == 1:
+        with torch.no_grad():
+            model.bias[0] += 1e-12
+    return message(lambda: [opt.step(losses(model, "mean"), *shard(place)) for _ in range(4)])
+
+
+def other_horizon(place: Place) -> str:
+    model = network()
+    opt = optim.HorizonAdam(model.parameters(), seed=place.rank, process_group=place.group)
+    return message(lambda: opt.step(losses(model, "none"), *shard(place)))
+
+
+def other_program(place: Place) -> str:
+    model = network()
+    estimate = jp.ForwardGradient(model.parameters(), process_group=place.group)
+    return message(
+        lambda: estimate(
+            lambda x, y: F.cross_entropy((model(x).sin() if place.rank else model(x)), y, reduction="none"),
+            *shard(place),
+        )
+    )
+
+
+# -- faults -----------------------------------------------------------------------------------------------------------
+
+
+def raising(place: Place) -> list[str]:
+    """One process raises, in a plane, at the end of a step, in a backward pass, in a forward gradient, on a path."""
+
+    def broken(runs: int, reduction: str) -> Callable[[Tensor, Tensor], Tensor]:
+        calls = [0]
+
+        def loss(x: Tensor, y: Tensor) -> Tensor:
+            calls[0] += 1
+            if place.rank == 1 and calls[0] > runs:
+                raise KeyError("a broken disk")
+            return losses(model, reduction)(x, y)
+
+        return loss
+
+    found = []
+    for make, runs, reduction in (
+        (lambda p: optim.FoMoHKD(p, 0.3, 2, process_group=place.group), 0, "mean"),
+        (lambda p: optim.GaussNewtonSearch(p, k=4, process_group=place.group), 1, "mean"),
+        (lambda p: optim.FoMoHBP(p, 0.3, process_group=place.group), 0, "mean"),
+        (lambda p: optim.HorizonAdam(p, process_group=place.group), 0, "none"),
+        (lambda p: optim.HorizonAdam(p, process_group=place.group, every=1), 14, "none"),
+    ):
+        model = network()
+        opt, loss = make(model.parameters()), broken(runs, reduction)
+
+        def steps(opt: Any = opt, loss: Any = loss) -> None:
+            for _ in range(20):
+                opt.step(loss, *shard(place))
+
+        found.append(message(steps))
+    return found
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A solver that fails: the first process alone asks it."""
+
+    descends: ClassVar[bool] = True
+
+    def __call__(self, model: jp.Quadratic) -> Step:
+        raise ZeroDivisionError("a broken solver")
+
+
+def leading(place: Place) -> str:
+    return message(lambda: stepped(place, solver=Broken()))
+
+
+def nonfinite(place: Place) -> list[Any]:
+    """One process has a loss that is not a number: what is logged, what is raised, and that nobody moved."""
+    heard: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("jetplane").addHandler(handler)
+    try:
+        model = convex()
+        opt = optim.FoMoHKD(model.parameters(), 0.3, 2, process_group=place.group, patience=2)
+
+        def loss(x: Tensor, y: Tensor) -> Tensor:
+            return losses(model, "mean")(x, y) * (float("nan") if place.rank == 1 else 1.0)
+
+        opt.step(loss, *shard(place))
+        status = opt.report.status.name
+        stalled = message(lambda: opt.step(loss, *shard(place)))
+        still = flat(model)
+        other = network()
+        adam = optim.HorizonAdam(other.parameters(), process_group=place.group)
+
+        def many(x: Tensor, y: Tensor) -> Tensor:
+            return losses(other, "none")(x, y) * (float("inf") if place.rank == 0 else 1.0)
+
+        adam.step(many, *shard(place))
+        return [status, stalled, still, adam.report.status.name, flat(other), heard]
+    finally:
+        logging.getLogger("jetplane").removeHandler(handler)
+
+
+def hanging(place: Place) -> str:
+    """One process does not come."""
+    group = distributed.new_group(timeout=timedelta(seconds=2))
+    opt = stepped(Place(place.rank, place.size, group))
+    if place.rank == 1:
+        time.sleep(4)
+        return "slept"
+    return message(lambda: opt.step(_short(opt), weight=1))
+
+
+# -- arguments ------------------------------------------------------------------------------------------
+
+
+def arguments(place: Place) -> dict[str, str]:
+    model = convex()
+    loss = losses(model, "mean")
+    params, group = list(model.parameters()), place.group
+    opt = stepped(place, model)
+    x, y = shard(place)
+    estimate = jp.ForwardGradient(params, process_group=group)
+    return {
+        "no batch": message(lambda: opt.step(lambda: loss(x, y))),
+        "a list": message(lambda: opt.step([lambda: loss(x, y)] * 2)),
+        "weights": message(lambda: opt.step([lambda: loss(x, y)] * 2, weight=[1.0])),
+        "text": message(lambda: opt.step(loss, x, y, weight="many")),
+        "negative": message(lambda: opt.step(loss, x, y, weight=-1)),
+        "nobody": message(lambda: opt.step(loss, x, y, weight=0)),
+        "compile": message(lambda: optim.FGD(params, compile=True, process_group=group)),
+        "capturable": message(lambda: jp.ForwardGradient(params, capturable=True, process_group=group)),
+        "compiled estimate": message(lambda: jp.ForwardGradient(params, compile=True, process_group=group)),
+        "compiled adam": message(lambda: optim.HorizonAdam(params, compile=True, process_group=group)),
+        "several closures": message(
+            lambda: optim.HorizonAdam(params, process_group=group).step([lambda: losses(model, "none")(x, y)] * 2)
+        ),
+        "another size": message(lambda: resized(place)),
+        "pickle": message(lambda: Processes(group).__reduce__()),
+        "total": message(lambda: estimate(losses(model, "none"), x, y, total=12)),
+        "offset": message(lambda: estimate(losses(model, "none"), x, y, offset=11)),
+        "not a member": message(lambda: outsider(place)),
+    }
+
+
+def resized(place: Place) -> None:
+    """A function without arguments, whose batch is another one at the second call."""
+    model, (x, y) = network(), shard(place)
+    estimate = jp.ForwardGradient(model.parameters(), process_group=place.group)
+    for size in (4, 3):
+        estimate(lambda size=size: losses(model, "none")(x[:size], y[:size]))
+
+
+def outsider(place: Place) -> None:
+    distributed_group = distributed.new_group([0])
+    if place.rank == 1:
+        optim.FGD(convex().parameters(), process_group=distributed_group)
+    else:
+        raise ValueError("this process is a member")
+
+
+def alone(place: Place) -> list[str]:
+    """Without a group: what is said, how often."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        model = convex()
+        opt = optim.FGD(model.parameters())
+        for _ in range(3):
+            opt.step(losses(model, "mean"), *shard(place))
+        network_ = network()
+        adam = optim.HorizonAdam(network_.parameters())
+        for _ in range(2):
+            adam.step(losses(network_, "none"), *shard(place))
+    return [str(one.message) for one in said]
+
+
+def journaled(place: Place) -> list[Any]:
+    """The journal that each process keeps: what a replay finds, and whether it ends with the parameters."""
+    model = seeded(lambda: nn.Linear(5, 3))
+    idle = nn.Parameter(torch.ones(2, dtype=torch.float64))  # which the second process alone reads
+    model.register_parameter("idle", idle)
+    directions = Grown(Gaussian, 2, 4, 2, 2.0)
+    opt = optim.FoMoHKD(model.parameters(), 0.3, directions=directions, clip=0.3, process_group=place.group)
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        found = F.cross_entropy(F.linear(x, model.weight, model.bias), y)
+        return found + place.rank * idle.square().sum()
+
+    with tempfile.TemporaryDirectory() as folder:
+        with Journal(folder, opt, model=model, digest_every=1):
+            for _ in range(6):
+                opt.step(loss, *shard(place))
+        found = replay(folder)
+        same = [torch.equal(found[name], tensor) for name, tensor in model.state_dict().items()]
+        return [verify(folder)[0], same]
+
+
+# -- what else works ------------------------------------------------------------------------------------
+
+
+def wrapped(place: Place) -> dict[str, Tensor]:
+    """Modules in DistributedDataParallel."""
+    found = {}
+    model = convex()
+    ddp = DistributedDataParallel(model, process_group=place.group)
+    opt = optim.FoMoHKD(ddp.parameters(), 0.3, 2, process_group=place.group)
+    for _ in range(3):
+        opt.step(
+            lambda x, y: F.cross_entropy(ddp(x), y) + 0.05 * sum(p.square().sum() for p in model.parameters()),
+            *shard(place),
+        )
+    found["FoMoHKD"] = flat(model)
+    other = network()
+    both = DistributedDataParallel(other, process_group=place.group)
+    adam = optim.HorizonAdam(both.parameters(), process_group=place.group)
+    for _ in range(5):
+        adam.step(lambda x, y: F.cross_entropy(both(x), y, reduction="none"), *shard(place))
+    found["HorizonAdam"] = flat(other)
+    return found
+
+
+def unused(place: Place) -> Tensor:
+    """A parameter that only one process uses moves on both."""
+    one, other = seeded(lambda: nn.Linear(5, 3)), seeded(lambda: nn.Linear(3, 3))
+    params = [*one.parameters(), *other.parameters()]
+    opt = optim.FoMoHKD(params, 0.1, 2, process_group=place.group, check_every=1)
+    for _ in range(3):
+        opt.step(lambda x, y: F.cross_entropy(other(one(x)) if place.rank else one(x), y), *shard(place))
+    return torch.cat([p.detach().flatten() for p in params])
+
+
+def empty(place: Place) -> Tensor:
+    """A process whose shard is empty counts nothing, whatever its loss is."""
+    model, (x, y) = convex(), batch()
+    opt = optim.FoMoHKD(model.parameters(), 0.3, 2, process_group=place.group, check_every=1)
+    mine = (x, y) if place.rank == 0 else (x[:0], y[:0])
+    for _ in range(3):
+        opt.step(losses(model, "mean"), *mine)
+    return flat(model)
+
+
+def refused(place: Place) -> dict[str, str]:
+    """Sharded parameters."""
+    from torch.distributed.fsdp import fully_shard
+
+    model = seeded(lambda: nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1)))
+    fully_shard(model)
+    x = torch.ones(2, 4, dtype=torch.float64)
+    return {
+        "FoMoH": message(lambda: optim.FoMoH(model.parameters())),
+        "HorizonAdam": message(lambda: optim.HorizonAdam(model.parameters())),
+        "ForwardGradient": message(lambda: jp.ForwardGradient(model.parameters())),
+        "perturb": message(lambda: jp.perturb(dict(model.named_parameters()), jp.directions.Gaussian(1)).__enter__()),
+        "quadratic": message(
+            lambda: jp.quadratic(lambda w: w.sum() + x.sum(), next(model.parameters()), next(model.parameters()))
+        ),
+    }
+
+
+SHARING = ("FGD", "FoMoHKD", "Newton", "the empirical Fisher", "all options")
+
+
+def shared(place: Place) -> dict[str, Any]:
+    """Directions that two processes share; and what they refuse."""
+    found: dict[str, Any] = {name: columns(name, 3, place, 1) for name in SHARING}
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "directions"))
+    other = init_device_mesh("cpu", (2,), mesh_dim_names=("data",))
+    model, (x, y) = convex(), batch()
+    params, loss = list(model.parameters()), losses(model, "mean")
+    each = losses(model, "none")
+    found["other batch"] = message(lambda: optim.FoMoHKD(params, 0.3, process_group=mesh).step(loss, x + place.rank, y))
+    found["late"] = message(lambda: optim.GaussNewtonSearch(params, k=4, process_group=mesh).step(each, x, y))
+    found["K"] = message(lambda: optim.FoMoH(params, process_group=mesh).step(loss, x, y))
+    found["names"] = message(lambda: optim.FoMoH(params, process_group=other))
+    few = DeviceMesh("cpu", [[0]], mesh_dim_names=("data", "directions"))
+    found["few"] = message(lambda: optim.FoMoH(params, process_group=few))
+    found["HorizonAdam"] = message(lambda: optim.HorizonAdam(params, process_group=mesh))
+
+    def broken(x: Tensor, y: Tensor) -> Tensor:
+        if place.rank == 1:
+            raise KeyError("a broken disk")
+        return loss(x, y)
+
+    found["raising"] = message(lambda: optim.FoMoHKD(params, 0.3, process_group=mesh).step(broken, x, y))
+    found["still"] = flat(model)
+    return found
+
+
+def sums(place: Place) -> list[Tensor]:
+    """Sums in the order of ranks, of tensors of several kinds and sizes, the empty one among them."""
+    whole = [torch.linspace(-1, 1, n, dtype=dtype) / 3 + place.rank * 0.1 for n, dtype in SUMMED]
+    return Processes(place.group).sums(whole, "a test")
+
+
+SUMMED = [(7, torch.float32), (0, torch.float64), (1, torch.float64), (1000, torch.float64), (3, torch.bfloat16)]
+
+
+def all_jobs() -> dict[str, Job]:
+    """What two processes do."""
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")
+    jobs: dict[str, Job] = {}
+    for name in SEARCHES | MORE:
+        jobs[f"{name} 1"] = partial(_search, name, 1)
+        jobs[f"{name} 12"] = partial(_search, name, 12)
+    jobs["HorizonAdam 1"] = lambda place: horizon(1, place)
+    jobs["HorizonAdam 12"] = lambda place: horizon(12, place)
+    jobs["forward"] = lambda place: forward(30, place)
+    jobs["forward without control"] = lambda place: forward(3, place, control=False)
+    jobs["forward, tokens first"] = lambda place: forward(3, place, make=lambda: seeded(Recurrent))
+    jobs["forward, batch norm"] = lambda place: forward(3, place, make=normed, control=False)
+    jobs["forward, weights"] = lambda place: forward(3, place, estimator="weight", samples=4)
+    jobs["seed"] = lambda place: message(lambda: stepped(place, seed=place.rank))
+    jobs["K"] = lambda place: message(lambda: stepped(place, k=2 + place.rank))
+    jobs["solver"] = lambda place: message(
+        lambda: stepped(place, solver=jp.solvers.SaddleFree() if place.rank else jp.solvers.JitteredInverse())
+    )
+    jobs["shape"] = lambda place: message(lambda: stepped(place, seeded(lambda: nn.Linear(5, 3 + place.rank))))
+    for job in (other_values, other_dtype, other_version, other_rate, drifted, other_horizon, other_program):
+        jobs[job.__name__] = job
+    for job in (raising, leading, nonfinite, hanging, arguments, alone, wrapped, unused, empty, refused, sums, shared):
+        jobs[job.__name__] = job  # type: ignore[assignment]
+    jobs["HorizonAdam, changed on its way"] = changing_horizon
+    jobs["journaled"] = journaled
+    jobs["dying"] = dying
+    return jobs
+
+
+def _search(name: str, steps: int, place: Place) -> Tensor:
+    return search(name, steps, place)
+
+
+def _both(name: str, place: Place) -> Tensor:
+    return columns(name, 12, place, 2)
+
+
+def dying(place: Place) -> str:
+    """One process is gone: the last of the jobs."""
+    group = distributed.new_group(timeout=timedelta(seconds=20))
+    opt = stepped(Place(place.rank, place.size, group))
+    if place.rank == 1:
+        return "gone"
+    return message(lambda: opt.step(_short(opt), weight=1))
+
+
+def long_jobs() -> dict[str, Job]:
+    """What four processes do."""
+    jobs: dict[str, Job] = {name: partial(_search, name, 100) for name in SEARCHES}
+    for name in SHARING:
+        jobs[f"both, {name}"] = partial(_both, name)
+    return {**jobs, "HorizonAdam": lambda place: horizon(100, place)}
