@@ -17,7 +17,7 @@ from torch import Tensor
 
 from jetplane.errors import JournalDamaged, JournalRefused
 from jetplane.journal import frames, opened, snapshots
-from jetplane.journal.frames import Frame, begin, enframed, scan
+from jetplane.journal.frames import FramedBytes, begin, enframed, scan
 from jetplane.journal.reader import FILE
 from journaled import recorded, same
 
@@ -29,7 +29,7 @@ class Written(NamedTuple):
 
     folder: Path
     data: bytes
-    frames: list[Frame]
+    frames: list[FramedBytes]
     states: list[dict[str, Tensor]]  # after each number of steps
 
     @property

@@ -12,7 +12,7 @@ from jetplane.directions import Gaussian, Plane
 from jetplane.errors import JournalDamaged, JournalRefused, ReplayDiffers
 from jetplane.journal import Journal, identity, opened, replay, snapshots, verify
 from jetplane.journal.retake import Replica
-from jetplane.journal.step_record import Record
+from jetplane.journal.step_record import StepRecord
 from jetplane.optim import FGD
 from jetplane.solvers import Status
 from journaled import METHODS, Run, assert_replayed, convolutional, recorded, same, same_bits
@@ -194,7 +194,7 @@ def test_the_form_of_the_update(tmp_path: Path) -> None:
         leaf.copy_(start)
     for number in range(3):
         c, lr, factor = torch.tensor([-0.3]), 0.1 + number, 0.7
-        replica.take(Record(number, 5, Status.OK, 0.0, c.unsqueeze(0), factor, None, [lr], [0.0], 0))
+        replica.take(StepRecord(number, 5, Status.OK, 0.0, c.unsqueeze(0), factor, None, [lr], [0.0], 0))
         rows = Gaussian(1).draw(Plane(5, number, 0, expected, list))
         for position, leaf in enumerate(expected):
             expected[position] = leaf + c * lr * rows.rows(position, leaf, 0, 1)[0] * factor

@@ -7,12 +7,12 @@ import math
 import pytest
 import torch
 
-from jetplane.journal.step_record import Record, decode, encode
+from jetplane.journal.step_record import StepRecord, decode, encode
 from jetplane.solvers import Status
 from journaled import same_bits
 
-PLAIN = Record(7, 2**64 - 1, Status.OK, 0.5, torch.tensor([[1.5, -0.0]]), 1.0, None, [0.1], [0.0], 0)
-FULL = Record(
+PLAIN = StepRecord(7, 2**64 - 1, Status.OK, 0.5, torch.tensor([[1.5, -0.0]]), 1.0, None, [0.1], [0.0], 0)
+FULL = StepRecord(
     step=2**32 - 1,
     seed=0,
     status=Status.REJECTED,
@@ -35,7 +35,7 @@ FULL = Record(
 
 
 @pytest.mark.parametrize("record", [PLAIN, FULL])
-def test_all_parts_come_back(record: Record) -> None:
+def test_all_parts_come_back(record: StepRecord) -> None:
     found = decode(encode(record))
     for name, expected in record._asdict().items():
         value = getattr(found, name)

@@ -11,14 +11,14 @@ import torch
 
 import jetplane as jp
 from cases import F64
-from jetplane.optim.arrays import Start, as_tensors
+from jetplane.optim.arrays import StartPoint, as_tensors
 
 
 @pytest.mark.parametrize("dtype", ["<f8", ">f8", "<f4", "<f2", "<i4", "<u1"])
 def test_arrays_of_all_kinds(dtype: str) -> None:
     array = numpy.array([[1, 2], [3, 4]], dtype=dtype)[:, ::-1]
     array.flags.writeable = False
-    start = Start(array)
+    start = StartPoint(array)
     assert start.leaves[0].tolist() == [[2.0, 1.0], [4.0, 3.0]]
     back = start.back([start.leaves[0] + 1])
     assert isinstance(back, numpy.ndarray) and back.tolist() == [[3.0, 2.0], [5.0, 4.0]]
@@ -27,18 +27,18 @@ def test_arrays_of_all_kinds(dtype: str) -> None:
 
 def test_the_array_is_not_shared() -> None:
     array = numpy.zeros(2)
-    Start(array).leaves[0].fill_(1.0)
+    StartPoint(array).leaves[0].fill_(1.0)
     assert array.tolist() == [0.0, 0.0]
 
 
 def test_scalars_of_numpy() -> None:
-    start = Start(numpy.float32(2))
+    start = StartPoint(numpy.float32(2))
     assert start.leaves[0].shape == () and start.leaves[0].dtype == torch.float32
     assert start.back(start.leaves).shape == ()
 
 
 def test_structures_are_kept() -> None:
-    start = Start({"a": numpy.ones(2), "b": (torch.zeros(1), [torch.ones(3)])})
+    start = StartPoint({"a": numpy.ones(2), "b": (torch.zeros(1), [torch.ones(3)])})
     assert [type(leaf) for leaf in start.leaves] == [torch.Tensor] * 3
     back = start.back(start.leaves)
     assert type(back["a"]) is numpy.ndarray and back["b"][1][0] is start.leaves[2]
@@ -47,13 +47,13 @@ def test_structures_are_kept() -> None:
 
 @pytest.mark.parametrize("x0", [[], [True], [1.0, torch.ones(1)], {"a": 1.0}, "1", None])
 def test_what_is_no_array_stays_as_it_is(x0: Any) -> None:
-    assert not any(isinstance(leaf, torch.Tensor) and leaf.dtype == F64 for leaf in Start(x0).leaves)
+    assert not any(isinstance(leaf, torch.Tensor) and leaf.dtype == F64 for leaf in StartPoint(x0).leaves)
 
 
 @pytest.mark.parametrize("dtype", ["complex128", "bool", "longdouble", "U3"])
 def test_arrays_that_cannot_move(dtype: str) -> None:
     with pytest.raises(TypeError, match=r"x0 has dtype .*; expected real numbers of at most 64 bits"):
-        Start(numpy.zeros(2, dtype=dtype))
+        StartPoint(numpy.zeros(2, dtype=dtype))
 
 
 @pytest.mark.parametrize("dtype", ["<f8", ">f4", "i4", "bool"])
@@ -69,7 +69,7 @@ def test_further_arguments_keep_their_kind(dtype: str) -> None:
 
 def test_ragged_lists() -> None:
     with pytest.raises(ValueError, match=r"x0 is a list of numbers of no shape .*; expected rows of one length"):
-        Start([[1.0], [2.0, 3.0]])
+        StartPoint([[1.0], [2.0, 3.0]])
 
 
 def test_nothing_here_imports_numpy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jetplane.journal import Record, Recorded, opened
+from jetplane.journal import JournalRun, StepRecord, opened
 
 _HEADER = ("jetplane", "torch", "update", "optimizer", "seed", "K", "samples", "curvature", "solver")
 _WIDTH = 60  # of the coefficients in the table
@@ -37,13 +37,13 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def as_json(journal: Recorded, records: Iterator[Record]) -> str:
+def as_json(journal: JournalRun, records: Iterator[StepRecord]) -> str:
     """Header and records for programs."""
     found = {"header": journal.header, "torn": journal.frames.torn, "records": [_plain(one) for one in records]}
     return json.dumps(found, indent=1, allow_nan=False)
 
 
-def as_text(journal: Recorded, records: Iterator[Record]) -> Iterator[str]:
+def as_text(journal: JournalRun, records: Iterator[StepRecord]) -> Iterator[str]:
     """Header and records for people."""
     header = journal.header
     entries = sum(math.prod(shape) for _, shape, *_ in header["parameters"])
@@ -61,7 +61,7 @@ def as_text(journal: Recorded, records: Iterator[Record]) -> Iterator[str]:
         yield "  ".join([line, *_notes(record)])
 
 
-def _notes(record: Record) -> Iterator[str]:
+def _notes(record: StepRecord) -> Iterator[str]:
     if record.place is not None:
         yield f"place {json.dumps(record.place)}"
     if record.buffers:
@@ -70,12 +70,12 @@ def _notes(record: Record) -> Iterator[str]:
         yield "checksum"
 
 
-def _numbers(record: Record) -> str:
+def _numbers(record: StepRecord) -> str:
     text = " ".join(f"{number:.4g}" for number in record.coefficients.flatten().tolist())
     return text if len(text) <= _WIDTH else text[: _WIDTH - 4].rpartition(" ")[0] + " ..."
 
 
-def _plain(record: Record) -> dict[str, Any]:
+def _plain(record: StepRecord) -> dict[str, Any]:
     return {
         "step": record.step,
         "status": record.status.name,

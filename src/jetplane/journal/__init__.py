@@ -1,13 +1,13 @@
 """The journal of a run: every step as a few numbers in an append-only file, from which any step's parameters follow."""
 
-from .reader import Recorded, Verified, export, holds_journal, opened, remove, replay, verify
-from .step_record import Record
+from .reader import JournalRun, Verified, export, holds_journal, opened, remove, replay, verify
+from .step_record import StepRecord
 from .writer import Journal, check
 
 __all__ = [
     "Journal",
-    "Record",
-    "Recorded",
+    "JournalRun",
+    "StepRecord",
     "Verified",
     "check",
     "export",

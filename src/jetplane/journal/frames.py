@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from ..errors import JournalDamaged, JournalRefused
 
-__all__ = ["FORMAT", "Frame", "Frames", "begin", "enframed", "scan"]
+__all__ = ["FORMAT", "FramedBytes", "Frames", "begin", "enframed", "scan"]
 
 FORMAT = 1
 _MAGIC = b"\x89JPJ\r\n\x1a\n"  # shows where a transfer as text has changed it
@@ -27,7 +27,7 @@ _MARKER = b"\xa5\x96JR"  # no text holds it
 _START, _FRAME, _LINK = struct.Struct("<8sI"), struct.Struct("<4sII"), struct.Struct("<IQ")
 
 
-class Frame(NamedTuple):
+class FramedBytes(NamedTuple):
     """A good frame."""
 
     position: int
@@ -44,8 +44,8 @@ class Frame(NamedTuple):
 class Frames(NamedTuple):
     """What is good of a file."""
 
-    header: Frame
-    records: list[Frame]
+    header: FramedBytes
+    records: list[FramedBytes]
     torn: int  # bytes after them, which a crash has left
 
     @property
@@ -76,7 +76,7 @@ def scan(data: bytes, path: Path) -> Frames:
     header = _frame(data, _START.size)
     if header is None or header.before or header.commit:
         raise JournalDamaged(f"{path} is damaged at byte {_START.size}: its header is not what was written.")
-    records: list[Frame] = []
+    records: list[FramedBytes] = []
     last = header
     while last.end < len(data):
         frame = _frame(data, last.end)
@@ -100,7 +100,7 @@ def _check_torn(data: bytes, position: int, path: Path) -> None:
             )
 
 
-def _later(data: bytes, position: int) -> Iterator[Frame]:
+def _later(data: bytes, position: int) -> Iterator[FramedBytes]:
     """All good frames that begin behind a place."""
     while (position := data.find(_MARKER, position + 1)) >= 0:
         frame = _frame(data, position)
@@ -108,7 +108,7 @@ def _later(data: bytes, position: int) -> Iterator[Frame]:
             yield frame
 
 
-def _frame(data: bytes, position: int) -> Frame | None:
+def _frame(data: bytes, position: int) -> FramedBytes | None:
     """The frame at a place, None where it is not good."""
     if position + _FRAME.size > len(data):
         return None
@@ -120,7 +120,7 @@ def _frame(data: bytes, position: int) -> Frame | None:
     if _crc(length, payload) != crc:
         return None
     before, commit = _LINK.unpack_from(payload)
-    return Frame(position, crc, before, commit, payload[_LINK.size :])
+    return FramedBytes(position, crc, before, commit, payload[_LINK.size :])
 
 
 def _crc(length: int, payload: bytes) -> int:

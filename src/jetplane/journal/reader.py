@@ -13,11 +13,11 @@ import torch
 
 from ..errors import JournalDamaged, JournalRefused, ReplayDiffers
 from . import durable, identity, snapshots
-from .frames import Frame, Frames, scan
+from .frames import FramedBytes, Frames, scan
 from .retake import Replica
-from .step_record import Record, decode
+from .step_record import StepRecord, decode
 
-__all__ = ["Recorded", "Verified", "export", "holds_journal", "opened", "remove", "replay", "verify"]
+__all__ = ["JournalRun", "Verified", "export", "holds_journal", "opened", "remove", "replay", "verify"]
 
 FILE = "steps.journal"
 
@@ -36,7 +36,7 @@ def holds_journal(folder: Path | str) -> bool:
 
 
 @dataclass(frozen=True)
-class Recorded:
+class JournalRun:
     """A journal as it lies on the disk."""
 
     folder: Path
@@ -57,11 +57,11 @@ class Recorded:
         """How many steps were taken at the last record."""
         return self.first + len(self.frames.records)
 
-    def frame(self, step: int) -> Frame:
+    def frame(self, step: int) -> FramedBytes:
         """The frame after which so many steps are taken."""
         return self.frames.records[step - self.first - 1] if step > self.first else self.frames.header
 
-    def records(self, start: int, stop: int) -> Iterator[Record]:
+    def records(self, start: int, stop: int) -> Iterator[StepRecord]:
         """The records of the steps from number ``start`` to ``stop`` - 1."""
         for frame in self.frames.records[start - self.first : stop - self.first]:
             yield decode(frame.body)
@@ -119,14 +119,14 @@ class Recorded:
         replica.stand(state, tensors)
 
 
-def opened(folder: Path | str) -> Recorded:
+def opened(folder: Path | str) -> JournalRun:
     """The journal in a folder; what a crash has torn off its end is left out."""
     folder = Path(folder)
     path = folder / FILE
     if not path.exists():
         raise JournalRefused(f"{folder} holds no journal; expected a folder with a file {FILE}.")
     frames = scan(path.read_bytes(), path)
-    return Recorded(folder, json.loads(frames.header.body), frames)
+    return JournalRun(folder, json.loads(frames.header.body), frames)
 
 
 def remove(folder: Path | str) -> None:
@@ -172,7 +172,7 @@ def verify(folder: Path | str, start: Path | str | None = None) -> Verified:
     return Verified(journal.last - journal.first, digests, len(steps))
 
 
-def _compare(journal: Recorded, replica: Replica, step: int) -> None:
+def _compare(journal: JournalRun, replica: Replica, step: int) -> None:
     path = snapshots.path_of(journal.folder, step)
     other = Replica(journal.header, replica.leaves[0].device)
     journal.stand(other, step)

@@ -26,7 +26,7 @@ from .identity import machine
 from .raw_bytes import digest, dtype_of, tensor_of
 from .recipes import family_of
 from .snapshots import Standing, named
-from .step_record import Record
+from .step_record import StepRecord
 
 __all__ = ["Replica", "settings_of"]
 
@@ -112,7 +112,7 @@ class Replica:
             raise JournalRefused(f"{source} holds other numbers than those that the run began with.")
 
     @torch.no_grad()
-    def take(self, record: Record) -> None:
+    def take(self, record: StepRecord) -> None:
         """Take a step once more."""
         if record.status is Status.OK:
             with uncast(casts_around(self.leaves[0].device)):  # which is for closures alone
@@ -133,7 +133,7 @@ class Replica:
         there, here = self.header["machine"], machine(self.leaves[0].device)
         return "" if there == here else f" ({there} there, {here} here)"
 
-    def _move(self, record: Record) -> None:
+    def _move(self, record: StepRecord) -> None:
         settings = self.settings._replace(samples=len(record.coefficients))
         moving, places = self._moving(record)
         memory: Memory = {name: [kept[place] for place in places] for name, kept in self.memory.items()}
@@ -151,7 +151,7 @@ class Replica:
             models = [_sloped(slope.to(moving.device)) for slope in record.slopes]
             learn(settings, now, program, memory, drawn, Swept(models, models, record.block), solved, accepted)
 
-    def _moving(self, record: Record) -> tuple[Moving, list[int]]:
+    def _moving(self, record: StepRecord) -> tuple[Moving, list[int]]:
         """The parameters that moved, and their places among all."""
         flags = [True] * len(self.leaves) if record.moving is None else record.moving
         places = [place for place, moved in enumerate(flags) if moved]
@@ -163,7 +163,7 @@ class Replica:
             [record.decays[group] for group in groups],
         ), places
 
-    def take_all(self, records: Iterable[Record]) -> None:
+    def take_all(self, records: Iterable[StepRecord]) -> None:
         """Take steps once more, one after the other."""
         for record in records:
             if record.step != self.step:

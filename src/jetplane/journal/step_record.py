@@ -17,14 +17,14 @@ from ..directions import Size
 from ..solvers import Status
 from .raw_bytes import DIGEST, bytes_of, dtype_of, name_of, tensor_of
 
-__all__ = ["Record", "decode", "encode"]
+__all__ = ["StepRecord", "decode", "encode"]
 
 _CODES = tuple(Status)
 _DTYPES = ("float64", "float32", "bfloat16", "float16")
 _FIXED = struct.Struct("<QQddIIIHHBH")
 
 
-class Record(NamedTuple):
+class StepRecord(NamedTuple):
     """A step that was taken."""
 
     step: int  # its number, from 0
@@ -58,7 +58,7 @@ class _Has(IntFlag):
     DIGEST = 128
 
 
-def encode(record: Record) -> bytes:
+def encode(record: StepRecord) -> bytes:
     """The body of a record's frame."""
     planes, k = record.coefficients.shape
     parts = {
@@ -81,13 +81,13 @@ def encode(record: Record) -> bytes:
     return b"".join([fixed, rates, _typed(record.coefficients), *found])
 
 
-def decode(body: bytes) -> Record:
+def decode(body: bytes) -> StepRecord:
     """The record in the body of a frame."""
     read = _Reader(body)
     step, seed, loss, factor, block, bad, k, planes, groups, code, flags = read.numbers(_FIXED.format)
     rates = read.numbers(f"<{2 * groups}d")
     shape = planes or 1 << 16, k
-    return Record(
+    return StepRecord(
         step=step,
         seed=seed,
         status=_CODES[code],

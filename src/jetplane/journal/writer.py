@@ -26,7 +26,7 @@ from .raw_bytes import bytes_of, digest
 from .reader import FILE, holds_journal, opened
 from .retake import Replica
 from .snapshots import Standing
-from .step_record import Record, encode
+from .step_record import StepRecord, encode
 
 __all__ = ["Journal", "check"]
 
@@ -228,12 +228,12 @@ class Journal:
             self._snapshot(moved.after)
         self._broken = self._started = None
 
-    def _record(self, moved: Moved) -> Record:
+    def _record(self, moved: Moved) -> StepRecord:
         groups, after = self._optimizer.param_groups, moved.after
         moves = {id(leaf) for leaf in moved.moving.tensors}
         moving = [id(leaf) in moves for leaf in self._tracked.leaves]
         digested = self._step % self._digest_every == 0
-        return Record(
+        return StepRecord(
             step=moved.now.step,
             seed=moved.now.seed,
             status=moved.status,

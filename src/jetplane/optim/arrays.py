@@ -14,20 +14,20 @@ from torch import Tensor
 
 from ..ad import _torch
 
-__all__ = ["Start", "as_tensors"]
+__all__ = ["StartPoint", "as_tensors"]
 
 
-class Start:
+class StartPoint:
     """The leaves of x0 as tensors, and the way back.
 
     ``x0`` is a tensor, an array of numpy's, a number, a list of numbers as scipy takes it, or a tree of tensors and
     arrays. Numbers, and arrays of whole numbers, become float64.
 
     Example:
-        >>> start = Start([1, 2.5])
+        >>> start = StartPoint([1, 2.5])
         >>> start.leaves, start.back(start.leaves)
         ([tensor([1.0000, 2.5000], dtype=torch.float64)], tensor([1.0000, 2.5000], dtype=torch.float64))
-        >>> tree = Start({"a": torch.zeros(1), "b": [torch.ones(2)]})
+        >>> tree = StartPoint({"a": torch.zeros(1), "b": [torch.ones(2)]})
         >>> tree.back([leaf + 1 for leaf in tree.leaves])
         {'a': tensor([1.]), 'b': [tensor([2., 2.])]}
     """

@@ -20,7 +20,7 @@ from ..directions import Gaussian, Momentum
 from ..errors import OptimizationStalled, UnsupportedProgram
 from ..solvers import Status, adaptive
 from .acceptance import Acceptance
-from .arrays import Start, as_tensors
+from .arrays import StartPoint, as_tensors
 from .named import FGD, FoMoH, FoMoHBP, FoMoHKD, GaussNewtonSearch, Newton, Options
 from .result import Ending, Result
 from .search import HyperplaneSearch
@@ -182,7 +182,7 @@ class _Point:
     """The point that moves, and the function there, with its calls counted."""
 
     def __init__(self, fun: Callable[..., Any], x0: Any, args: Any, most: float) -> None:
-        self._start = Start(x0)
+        self._start = StartPoint(x0)
         given = self._start.leaves
         if not given:
             raise ValueError("x0 holds no tensor; expected at least one to move.")

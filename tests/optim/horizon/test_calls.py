@@ -7,19 +7,19 @@ from typing import Any
 import pytest
 import torch
 
-from jetplane.optim.horizon.calls import Call, calls_of, losses_of
+from jetplane.optim.horizon.calls import LossCall, calls_of, losses_of
 
 
 def test_a_function_with_its_batch_is_one_call_and_closures_are_several() -> None:
-    assert calls_of(len, ([1],)) == [Call(len, ([1],))]
-    assert calls_of([len, max], ()) == [Call(len, ()), Call(max, ())]
+    assert calls_of(len, ([1],)) == [LossCall(len, ([1],))]
+    assert calls_of([len, max], ()) == [LossCall(len, ()), LossCall(max, ())]
 
 
 def test_the_mean_of_the_losses_is_that_of_the_parts_means() -> None:
     parts = torch.arange(3.0), torch.tensor([[5.0, 2.0], [1.0, 0.0]])
-    losses = losses_of([Call(lambda part: (part, "aux"), (part,)) for part in parts], has_aux=True)
+    losses = losses_of([LossCall(lambda part: (part, "aux"), (part,)) for part in parts], has_aux=True)
     assert losses.shape == (5,) and float(losses.mean()) == pytest.approx((1 + 4) / 2)
-    assert torch.equal(losses_of([Call(lambda: parts[0], ())], has_aux=False), parts[0])
+    assert torch.equal(losses_of([LossCall(lambda: parts[0], ())], has_aux=False), parts[0])
 
 
 @pytest.mark.parametrize(

@@ -122,21 +122,23 @@ class _Survey(JetMode):
         self.seen[key] = self.seen.get(key, 0) + 1
 
     def _follow(self, step: Treatment, func: Any, args: Any, kwargs: Any, tracked: list[Tensor]) -> Any:
+        if step.kind is not Kind.VIEW and any(tensor.is_complex() for tensor in tracked):
+            return self._passed_over(func, args, kwargs)  # there are no rules for complex numbers
         self._depth += 1
         try:
-            if step.kind is not Kind.VIEW and any(tensor.is_complex() for tensor in tracked):
-                raise MissingRule("there are no rules for complex numbers", str(func))
             out = super()._follow(step, func, args, kwargs, tracked)
         except (MissingRule, UnsupportedProgram):
-            self._note(str(func), "missing")
-            out = func(*args, **kwargs)
-            return self._return(_with_zero_rows(out), args)
+            return self._passed_over(func, args, kwargs)
         finally:
             self._depth -= 1
         # a composite's own operations are its business, unless one of them is missing
         if self._depth == 0 and step.kind is not Kind.VIEW:
             self._note(str(func), step.family)
         return out
+
+    def _passed_over(self, func: Any, args: Any, kwargs: Any) -> Any:
+        self._note(str(func), "missing")
+        return self._return(_with_zero_rows(func(*args, **kwargs)), args)
 
 
 def _with_zero_rows(out: Any) -> Any:

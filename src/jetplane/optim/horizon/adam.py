@@ -22,8 +22,8 @@ from ...parallel.crew import Crew
 from ...solvers import Status
 from ..moving import listed, number_of
 from . import eigenbasis
-from .adam_step import PATH, Held, Leaf, Rules, Seen, fresh, look_back, take
-from .calls import Call, calls_of, cast, losses_of
+from .adam_step import PATH, Course, LookBack, MovingLeaf, Rules, fresh, look_back, take
+from .calls import LossCall, calls_of, cast, losses_of
 from .compiled_adam import CompiledAdam, Steps
 from .forgetting import Forgetting
 from .low_lr import LowLr, refuse_positional
@@ -271,12 +271,12 @@ class HorizonAdam(torch.optim.Optimizer):
         *numbers, aux = zip(*taken, strict=True)
         return _report_of([*map(torch.stack, numbers)], _torch.pytree.tree_map(stacked, *aux) if has_aux else None)
 
-    def _step(self, calls: list[Call], has_aux: bool) -> Tensor:
+    def _step(self, calls: list[LossCall], has_aux: bool) -> Tensor:
         losses, held, rules = partial(losses_of, calls, has_aux), self._held(), self._rules
         seen = None
         if self._calls and self._calls % self.every == 0:
             self._refresh(self._calls)
-            seen = Seen(look_back(held, losses, self._replay()))
+            seen = LookBack(look_back(held, losses, self._replay()))
         loss, aux = self._estimated(calls, has_aux)
         self._clip()
         first = None if self._calls else partial(self._along, losses)
@@ -317,14 +317,14 @@ class HorizonAdam(torch.optim.Optimizer):
         fixed = all(group["rate"] is not None for group in self.param_groups)
         return Rules(self.every, self.power, self.eps, self.forget, fixed)
 
-    def _held(self) -> Held:
+    def _held(self) -> Course:
         groups = {leaf: group for group in self.param_groups for leaf in group["params"]}
         leaves = []
         for leaf, begun in zip(self._leaves, self._begun, strict=True):
             group, new = groups[leaf], any(leaf is one for one in self._new)
             numbers = group["lr"], group["weight_decay"], group["rate"], tuple(group["betas"])
-            leaves.append(Leaf(leaf, self.state[leaf], *numbers, begun, new))
-        return Held(leaves, self._numbers, self._forgetting, self._path)
+            leaves.append(MovingLeaf(leaf, self.state[leaf], *numbers, begun, new))
+        return Course(leaves, self._numbers, self._forgetting, self._path)
 
     def _refresh(self, calls: int) -> None:
         """Find the axes of Adam's scales anew, if that is due at the step that measures after so many."""
@@ -431,7 +431,7 @@ class HorizonAdam(torch.optim.Optimizer):
 
     # -- one step ---------------------------------------------------------------------------------------------------
 
-    def _estimated(self, calls: list[Call], has_aux: bool) -> tuple[Tensor, Any]:
+    def _estimated(self, calls: list[LossCall], has_aux: bool) -> tuple[Tensor, Any]:
         """The mean loss and what came with it, with the gradient's estimate in ``.grad``."""
         found = [split_aux(self.estimate(function, *batch, has_aux=has_aux), has_aux) for function, batch in calls]
         if len(found) == 1:

@@ -19,7 +19,7 @@ from . import eigenbasis
 from .forgetting import Forgetting
 from .path import Along, Path
 
-__all__ = ["PATH", "Held", "Leaf", "Rules", "Seen", "Taken", "clipped", "fresh", "look_back", "take"]
+__all__ = ["PATH", "Course", "LookBack", "MovingLeaf", "Rules", "StepTaken", "clipped", "fresh", "look_back", "take"]
 
 _GAIN = 2.0  # e-foldings of the rate within a horizon, at most
 _SHORTEST = 20.0  # steps: horizon at the start
@@ -43,7 +43,7 @@ class Rules(NamedTuple):
     fixed: bool  # whether the rate of every group is given
 
 
-class Leaf(NamedTuple):
+class MovingLeaf(NamedTuple):
     """A parameter that moves, and the numbers of its group: numbers, or tensors () where they change on a device."""
 
     tensor: Tensor
@@ -57,10 +57,10 @@ class Leaf(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Held:
+class Course:
     """What a step reads and writes."""
 
-    leaves: Sequence[Leaf]
+    leaves: Sequence[MovingLeaf]
     numbers: Tensor  # (5,) of the path
     forgetting: Forgetting
     path: Path
@@ -71,14 +71,14 @@ class Held:
         return [leaf.tensor for leaf in self.leaves]
 
 
-class Seen(NamedTuple):
+class LookBack(NamedTuple):
     """A look back along the path."""
 
     along: Along
     new: Tensor | bool = True  # (): whether there was one before this step
 
 
-class Taken(NamedTuple):
+class StepTaken(NamedTuple):
     """A step."""
 
     rate: Tensor
@@ -108,7 +108,7 @@ def clipped(grads: Sequence[Tensor], most: float | None) -> Sequence[Tensor]:
     return [grad * factor.to(grad) for grad in grads]
 
 
-def look_back(held: Held, losses: Callable[[], Tensor], replay: AnyReplay) -> Along:
+def look_back(held: Course, losses: Callable[[], Tensor], replay: AnyReplay) -> Along:
     """Measure the path from the trailing mean to here, and go back there where the parameters were thrown far off.
 
     To halve the rate alone would not do: they would stay where they are, and the rate be halved again and again.
@@ -124,12 +124,12 @@ def look_back(held: Held, losses: Callable[[], Tensor], replay: AnyReplay) -> Al
 
 def take(
     rules: Rules,
-    held: Held,
+    held: Course,
     loss: Tensor,
     grads: Sequence[Tensor],
-    seen: Seen | None,
+    seen: LookBack | None,
     first: Callable[[Sequence[Tensor]], Along] | None = None,
-) -> Taken:
+) -> StepTaken:
     """Move by an estimate of the gradient, after what was ``seen`` of the path; ``first`` measures the first step."""
     taken = torch.isfinite(loss) & torch.stack([torch.isfinite(grad).all() for grad in grads]).all()
     held.numbers[_COUNT] += taken
@@ -143,10 +143,10 @@ def take(
         _follow(rules, held, seen)
     _move(rules, held, directions, loss, taken)
     _, rate, lead, *_ = held.numbers.unbind()
-    return Taken(rate.clone(), lead.clone(), taken)
+    return StepTaken(rate.clone(), lead.clone(), taken)
 
 
-def _directions(rules: Rules, held: Held, grads: Sequence[Tensor], taken: Tensor, is_first: bool) -> list[Tensor]:
+def _directions(rules: Rules, held: Course, grads: Sequence[Tensor], taken: Tensor, is_first: bool) -> list[Tensor]:
     """Adam's directions, downhill."""
     directions, share, corrections = [], 1 / _horizon(held), dict[Any, tuple[Tensor, Tensor]]()
     for leaf, grad in zip(held.leaves, grads, strict=True):
@@ -171,11 +171,11 @@ def _lerp(mean: Tensor, new: Tensor, share: Any) -> Tensor:
     return torch.lerp(mean, new, share.to(mean) if isinstance(share, Tensor) else share)
 
 
-def _thrown(held: Held, seen: Along) -> Tensor:
+def _thrown(held: Course, seen: Along) -> Tensor:
     return seen.rise > _THROWN * held.numbers[_FIRST].abs()
 
 
-def _follow(rules: Rules, held: Held, seen: Seen) -> None:
+def _follow(rules: Rules, held: Course, seen: LookBack) -> None:
     """The rate after a look back; where there was none, it stays."""
     lead, new = seen.along.best, torch.as_tensor(seen.new, device=held.numbers.device)
     horizon = torch.clamp_min(_SHARE * held.numbers[_COUNT], _SHORTEST)
@@ -190,7 +190,7 @@ def _follow(rules: Rules, held: Held, seen: Seen) -> None:
     held.numbers[_TREND] += torch.where(torch.isfinite(lead) & new, step, 0.0)
 
 
-def _first_rate(held: Held, along: Along) -> Tensor:
+def _first_rate(held: Course, along: Along) -> Tensor:
     best = along.best
     size = torch.stack([leaf.tensor.abs().mean(dtype=torch.float64) for leaf in held.leaves]).mean()
     # where the batch has no best step along this direction: one that changes the parameters by little
@@ -200,13 +200,13 @@ def _first_rate(held: Held, along: Along) -> Tensor:
     return torch.where((size > 0) & (rate > _BELIEVED * size), _MODERATE * size, rate)
 
 
-def _horizon(held: Held) -> Tensor:
+def _horizon(held: Course) -> Tensor:
     """In steps; there are not more than were taken, and the start."""
     count = held.numbers[_COUNT]
     return torch.minimum(torch.clamp_min(_SHARE * count, _SHORTEST), count + 1)
 
 
-def _shares(rules: Rules, held: Held, loss: Tensor) -> dict[int, Tensor]:
+def _shares(rules: Rules, held: Course, loss: Tensor) -> dict[int, Tensor]:
     """By weight, the share of it that is forgotten in this step."""
     if not rules.forget:
         return {}
@@ -216,7 +216,7 @@ def _shares(rules: Rules, held: Held, loss: Tensor) -> dict[int, Tensor]:
     return {position: rules.forget * share for position, share in shares.items()}
 
 
-def _move(rules: Rules, held: Held, directions: Sequence[Tensor], loss: Tensor, taken: Tensor) -> None:
+def _move(rules: Rules, held: Course, directions: Sequence[Tensor], loss: Tensor, taken: Tensor) -> None:
     count, rate, *_ = held.numbers
     horizon, shares, weights = _horizon(held), _shares(rules, held, loss), dict[Any, Tensor]()
     for position, (leaf, direction) in enumerate(zip(held.leaves, directions, strict=True)):

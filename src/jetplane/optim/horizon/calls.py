@@ -11,22 +11,22 @@ from torch import Tensor
 from ...ad.run.auxiliary import split_aux
 from ...ad.run.casting import Casts
 
-__all__ = ["Call", "calls_of", "cast", "losses_of"]
+__all__ = ["LossCall", "calls_of", "cast", "losses_of"]
 
 _WANTED = "a function that returns the losses of a batch's samples"
 
 
-class Call(NamedTuple):
+class LossCall(NamedTuple):
     """A function of a batch that returns one loss for each sample."""
 
     function: Callable[..., Any]
     batch: tuple[Any, ...]
 
 
-def calls_of(closure: Any, batch: tuple[Any, ...]) -> list[Call]:
+def calls_of(closure: Any, batch: tuple[Any, ...]) -> list[LossCall]:
     """The calls whose losses, averaged, are those of a step."""
     if callable(closure):
-        return [Call(closure, batch)]
+        return [LossCall(closure, batch)]
     if not isinstance(closure, list | tuple):
         name = type(closure).__name__
         raise TypeError(f"step got {name}; expected {_WANTED}, or a list of closures, one for each part of a batch.")
@@ -37,15 +37,15 @@ def calls_of(closure: Any, batch: tuple[Any, ...]) -> list[Call]:
     for position, one in enumerate(closure):
         if not callable(one):
             raise TypeError(f"closure {position} of the list is {type(one).__name__}; expected {_WANTED}.")
-    return [Call(one, ()) for one in closure]
+    return [LossCall(one, ()) for one in closure]
 
 
-def cast(calls: Sequence[Call], casts: Casts) -> list[Call]:
+def cast(calls: Sequence[LossCall], casts: Casts) -> list[LossCall]:
     """The calls with autocast as it was around the step."""
-    return [Call(casts.around(function), batch) for function, batch in calls]
+    return [LossCall(casts.around(function), batch) for function, batch in calls]
 
 
-def losses_of(calls: Sequence[Call], has_aux: bool) -> Tensor:
+def losses_of(calls: Sequence[LossCall], has_aux: bool) -> Tensor:
     """The losses of all samples (B,), with weights by which their mean is that of the calls' means."""
     parts = [_losses(call, has_aux) for call in calls]
     if len(parts) == 1:
@@ -54,6 +54,6 @@ def losses_of(calls: Sequence[Call], has_aux: bool) -> Tensor:
     return torch.cat([part * (count / (len(parts) * len(part))) for part in parts])
 
 
-def _losses(call: Call, has_aux: bool) -> Tensor:
+def _losses(call: LossCall, has_aux: bool) -> Tensor:
     losses: Tensor = split_aux(call.function(*call.batch), has_aux, "the closure", "loss")[0]
     return losses if losses.ndim == 1 else losses.flatten(1).sum(1)

@@ -24,7 +24,7 @@ from ...compiler.several import Several
 from ...gradients import ForwardGradient
 from ...gradients.compiled_estimate import refuse_asking
 from ...gradients.traced_estimate import TracedEstimate
-from .adam_step import Held, Leaf, Rules, Seen, clipped, look_back, take
+from .adam_step import Course, LookBack, MovingLeaf, Rules, clipped, look_back, take
 from .path import Along, Path
 
 __all__ = ["CompiledAdam", "Steps"]
@@ -39,7 +39,7 @@ class Steps:
     batches: tuple[Any, ...]
     count: int
     calls: int  # steps before
-    held: Held
+    held: Course
     refresh: Callable[[int], None]  # of the axes, before the step after so many
 
 
@@ -52,7 +52,7 @@ class _Form:
     found: tuple[bool, ...]  # of each group: whether its rate is
 
     @staticmethod
-    def of(held: Held) -> tuple[_Form, tuple[tuple[float, ...], ...]]:
+    def of(held: Course) -> tuple[_Form, tuple[tuple[float, ...], ...]]:
         """That of some parameters, and the numbers of their groups."""
         numbers = [_numbers(leaf) for leaf in held.leaves]
         different = list(dict.fromkeys(numbers))
@@ -63,12 +63,12 @@ class _Form:
     def same(self, other: _Form) -> bool:
         return (self.keys, self.group, self.found) == (other.keys, other.group, other.found)
 
-    def flat(self, held: Held) -> list[Tensor]:
+    def flat(self, held: Course) -> list[Tensor]:
         """All that is kept for the parameters."""
         return [leaf.state[key] for leaf, keys in zip(held.leaves, self.keys, strict=True) for key in keys]
 
 
-def _numbers(leaf: Leaf) -> tuple[Any, ...]:
+def _numbers(leaf: MovingLeaf) -> tuple[Any, ...]:
     rate = None if leaf.rate is None else float(leaf.rate)
     return float(leaf.lr), float(leaf.decay), rate, *map(float, leaf.betas), float(leaf.begun)
 
@@ -107,7 +107,7 @@ class CompiledAdam:
             return None
         return found, _torch.pytree.tree_map(several.every, returned[1]) if has_aux else None
 
-    def _set(self, held: Held) -> None:
+    def _set(self, held: Course) -> None:
         """Bring the groups' numbers on the device up to date."""
         form, numbers = _Form.of(held)
         device = held.numbers.device
@@ -140,10 +140,10 @@ class CompiledAdam:
     def _made(self, graph: Graph, inputs: Sequence[Tensor]) -> _Program:
         assert self._form is not None
         traced = self._estimate.traced(graph, inputs)
-        frame = _Frame(traced, self._form, self._rules, self._clip, len(inputs), self._under_way[0].held)
+        frame = _Body(traced, self._form, self._rules, self._clip, len(inputs), self._under_way[0].held)
         return _Program(frame, self._ours)
 
-    def _ours(self, held: Held) -> list[Tensor]:
+    def _ours(self, held: Course) -> list[Tensor]:
         assert self._form is not None
         numbers = held.numbers, held.forgetting.slopes, self._table, self._seen
         return [*self._form.flat(held), *numbers, *self._estimate.words]
@@ -152,7 +152,7 @@ class CompiledAdam:
 class _Program:
     """The steps over one captured program."""
 
-    def __init__(self, frame: _Frame, ours: Callable[[Held], list[Tensor]]) -> None:
+    def __init__(self, frame: _Body, ours: Callable[[Course], list[Tensor]]) -> None:
         self._frame, self._ours = frame, ours
         self._pool = Pool()  # both graphs share it: they take turns
         self._many: dict[bool, Many] = {}  # by whether it is the look back
@@ -190,11 +190,11 @@ class _Program:
         return self._many[back]
 
 
-class _Frame:
+class _Body:
     """What of a step is known before it is traced, and baked in; and the step."""
 
     def __init__(
-        self, traced: TracedEstimate, form: _Form, rules: Rules, clip: float | None, places: int, held: Held
+        self, traced: TracedEstimate, form: _Form, rules: Rules, clip: float | None, places: int, held: Course
     ) -> None:
         self.traced, self.rules = traced, rules
         self._form, self._clip = form, clip
@@ -202,7 +202,7 @@ class _Frame:
         self._unread = [number for number, place in enumerate(traced.places) if place is None]
         self._forgetting = copy.copy(held.forgetting)
 
-    def unread(self, held: Held) -> list[Tensor]:
+    def unread(self, held: Course) -> list[Tensor]:
         """The parameters that the program does not read."""
         return [held.leaves[number].tensor for number in self._unread]
 
@@ -217,7 +217,7 @@ class _Frame:
         """A step, which follows what was seen."""
         *_, seen, _, _ = self._split(tensors)
         *numbers, new = seen.unbind()
-        outputs = self._step(tensors, Seen(Along(*numbers), new > 0), None)
+        outputs = self._step(tensors, LookBack(Along(*numbers), new > 0), None)
         seen.zero_()
         return outputs
 
@@ -231,7 +231,7 @@ class _Frame:
         return self._step(tensors, None, along)
 
     def _step(
-        self, tensors: list[Tensor], seen: Seen | None, first: Callable[[Sequence[Tensor]], Along] | None
+        self, tensors: list[Tensor], seen: LookBack | None, first: Callable[[Sequence[Tensor]], Along] | None
     ) -> list[Tensor]:
         given, learned, held, _, seed, count = self._split(tensors)
         found = self.traced(given, learned, seed, count, self.traced.replay(given))
@@ -243,7 +243,7 @@ class _Frame:
         count.add_(1)
         return [*found.outputs, found.loss, *taken]
 
-    def _split(self, tensors: list[Tensor]) -> tuple[list[Tensor], list[Tensor], Held, Tensor, Tensor, Tensor]:
+    def _split(self, tensors: list[Tensor]) -> tuple[list[Tensor], list[Tensor], Course, Tensor, Tensor, Tensor]:
         """The program's tensors, the estimate's, what a step holds, what was seen, and seed and number of the step."""
         start, end = self._places
         given, learned, rest = tensors[:start], tensors[start:end], tensors[end:]
@@ -256,9 +256,9 @@ class _Frame:
             lr, decay, rate, first, second, begun = rows[group]
             state = {key: next(left) for key in keys}
             leaves.append(
-                Leaf(tensor, state, lr, decay, None if self._form.found[group] else rate, (first, second), begun)
+                MovingLeaf(tensor, state, lr, decay, None if self._form.found[group] else rate, (first, second), begun)
             )
         forgetting = copy.copy(self._forgetting)
         forgetting.slopes = slopes
-        held = Held(leaves, numbers, forgetting, Path([leaf.tensor for leaf in leaves]))
+        held = Course(leaves, numbers, forgetting, Path([leaf.tensor for leaf in leaves]))
         return given, learned, held, seen, seed, count
