@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -552,6 +553,17 @@ def test_arithmetic_is_set_for_the_time_of_training_alone() -> None:
     assert inside == [(True, True, True)] * 3
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """No signal is ignored, as it is where a shell has started the tests in the background, or under nohup."""
+    defaults = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in defaults.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_stops_after_the_epoch_with_a_checkpoint(tmp_path: Path, number: signal.Signals) -> None:
     class Kill(Callback):
@@ -583,6 +595,7 @@ def test_a_signal_after_the_epoch_was_judged_still_has_its_checkpoint(tmp_path: 
     assert tiny.trainer(tmp_path).epoch == 1
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_a_second_interrupt_is_at_once() -> None:
     with stop_signals() as stop:
         os.kill(os.getpid(), signal.SIGINT)
