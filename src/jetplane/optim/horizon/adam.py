@@ -87,6 +87,9 @@ class HorizonAdam(torch.optim.Optimizer):
     that it is given. ``every`` is the number of steps between two measurements, and ``weight_decay`` is decoupled. A
     step whose loss or gradient is not finite leaves everything as it is.
 
+    With ``compile`` the steps of a program are compiled graphs, on CUDA replayed (docs/compiled.md), and :meth:`steps`
+    takes several with one call; a program that cannot be captured is run as it is, with one warning.
+
     With a ``process_group`` all its processes take each step together, each with its own samples of one batch, and
     their parameters are compared after every ``check_every`` steps.
 
