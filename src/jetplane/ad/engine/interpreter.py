@@ -132,7 +132,9 @@ class JetMode(_torch.DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if isinstance(func, _torch.HigherOrderOperator):
+        if type(func) is not _torch.OpOverload and isinstance(
+            func, _torch.HigherOrderOperator
+        ):  # slow: an abstract class
             return self._call(func, args, kwargs)
         out = self._dispatch(func, types, args, kwargs)
         if self.witness is not None:
