@@ -150,6 +150,14 @@ def test_a_plan_that_no_longer_holds_is_made_anew() -> None:
         torch.testing.assert_close(gradient, parameter.grad)
 
 
+def test_seed_and_step_stay_where_a_graph_reads_them() -> None:
+    estimate = jp.ForwardGradient([torch.ones(2, requires_grad=True)], seed=3, compile=True)
+    seed, step = estimate.words
+    assert all(one is other for one, other in zip(estimate.words, (seed, step), strict=True)) and int(seed) == 3
+    estimate.seed = 4
+    assert int(estimate.words[0]) == 4 and estimate.words[1] is step
+
+
 def test_weights_perturbed_themselves_are_not_compiled() -> None:
     with pytest.raises(
         ValueError, match=r"^estimator is 'weight' and compile True; expected 'activation' with compile"

@@ -132,6 +132,7 @@ class ForwardGradient:
             raise ValueError("estimator is 'weight' and compile True; expected 'activation' with compile=True.")
         self.compile = compile
         self._compiled: CompiledEstimate | None = None
+        self._seed_word: tuple[int, Tensor] | None = None  # the seed, and what a graph reads for it
         self._told: set[str] = set()  # places of which it was said that samples are coupled there
         tensors, learns = self._parameters.tensors, control and estimator == "activation"
         first: int | Tensor = step
@@ -231,10 +232,12 @@ class ForwardGradient:
 
     @property
     def words(self) -> list[Tensor]:
-        """Seed and step on the device, where a graph reads them."""
+        """Seed and step on the device, where a graph reads them: at one address, or it would be captured anew."""
         step = self._known.step
         assert isinstance(step, Tensor)
-        return [torch.full((), signed(self.seed), dtype=torch.int64, device=step.device), step]
+        if self._seed_word is None or self._seed_word[0] != self.seed:
+            self._seed_word = self.seed, torch.full((), signed(self.seed), dtype=torch.int64, device=step.device)
+        return [self._seed_word[1], step]
 
     def _estimate(
         self,
