@@ -5,7 +5,7 @@
 Backprop has a cosine schedule and the best one of several learning rates, chosen on the very scores that are shown: a
 rival that is flattered. HorizonAdam has no learning rate and no schedule, runs once with its defaults, under
 `jetplane.forward_only()`, and is evaluated at its averaged parameters. The rate of backprop is chosen with the first
-seed. On CUDA the steps of HorizonAdam are replayed as graphs.
+seed. On CUDA the steps of HorizonAdam are compiled, and replayed as graphs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from torch.optim.swa_utils import update_bn
 import jetplane as jp
 from jetplane.optim import HorizonAdam
 from jetplane_lab import data
-from jetplane_lab.methods.forward import Horizon
 
 RATES = (1e-3, 3e-3, 1e-2, 3e-2)  # of backprop
 _CHUNK = 100  # steps whose batches are gathered at once
@@ -312,8 +311,7 @@ def train(
     def losses(x: Tensor, y: Tensor) -> Tensor:
         return task.losses(model(x), y)
 
-    horizon = HorizonAdam(model.parameters(), samples=samples, seed=seed, capturable=x.is_cuda)
-    replayed = Horizon(horizon)
+    horizon = HorizonAdam(model.parameters(), samples=samples, seed=seed, compile=x.is_cuda)
     adam = torch.optim.Adam(model.parameters(), 1.0 if rate is None else rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, steps)
     began = time.perf_counter()
@@ -322,7 +320,7 @@ def train(
         batches = torch.stack([torch.randint(len(x), (task.batch,), generator=order) for _ in range(count)])
         if rate is None:
             with jp.forward_only():
-                replayed.steps(losses, x[batches], y[batches])
+                horizon.steps(losses, x[batches], y[batches])
         else:
             for batch in batches:
                 adam.zero_grad()

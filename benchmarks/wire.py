@@ -46,7 +46,7 @@ METHODS: dict[str, Make] = {
         model.parameters(), k=16, process_group=group, check_every=None
     ),
     "HorizonAdam": lambda model, group: optim.HorizonAdam(
-        model.parameters(), 2, rotate=False, process_group=group, check_every=None
+        model.parameters(), samples=2, rotate=False, process_group=group, check_every=None
     ),
 }
 LARGEST = {"FoMoH-10D": 10**6, "GaussNewtonSearch, K = 16": 10**6, "HorizonAdam": 10**6}  # for they take long
