@@ -52,7 +52,9 @@ def reviews(source: str, data_dir: str | os.PathLike[str] | None = None) -> list
 
 
 def split_by_hash(found: Iterable[Review]) -> Splits:
-    """A tenth to choose by and a fifth to test on, by SHA-256 of the text.
+    """A tenth to choose by and a fifth to test on, by SHA-256 of the text, and each in the order of these.
+
+    In the file all good reviews come first.
 
     Example:
         >>> splits = split_by_hash(Review(f"film {number}", True) for number in range(1000))
@@ -60,7 +62,11 @@ def split_by_hash(found: Iterable[Review]) -> Splits:
         [687, 106, 207]
     """
     splits = Splits([], [], [])
-    for review in found:
-        tenth = int.from_bytes(hashlib.sha256(review.text.encode()).digest()[:4], "big") % 10
+    for review in sorted(found, key=_digest):
+        tenth = int.from_bytes(_digest(review)[-4:], "big") % 10
         splits[0 if tenth > 2 else 1 if tenth == 2 else 2].append(review)
     return splits
+
+
+def _digest(review: Review) -> bytes:
+    return hashlib.sha256(review.text.encode()).digest()
