@@ -12,9 +12,8 @@ from jetplane_lab import presets, report
 from jetplane_lab.config import PER_SAMPLE, choice
 from jetplane_lab.devices import AUTO, HELP, device
 from jetplane_lab.presets import Preset
-from jetplane_lab.training import Config, Summary, Trainer, train_together
-from jetplane_lab.training.batches import Resident, place
-from jetplane_lab.training.progress import progress
+from jetplane_lab.training import Config
+from jetplane_lab.training.batches import place
 
 from . import cifar10, minilm, rosenbrock
 from . import report as report_command

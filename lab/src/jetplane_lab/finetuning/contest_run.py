@@ -154,9 +154,7 @@ class _Run:
         self.model = build(entry, data)
         self.contestant.prepare(self.model)
         self.method: Method = self.contestant.make(self.model, entry.rate, entry.seed, settings.compile)
-        losses = losses_of(self.model, data.train, not self.contestant.per_sample)
-        compiled = settings.compile and self.contestant.compiled_losses
-        self.losses: Any = torch.compile(losses) if compiled else losses
+        self.losses = losses_of(self.model, data.train, not self.contestant.per_sample)
         epoch = len(data.train) // settings.batch
         steps = epoch * settings.epochs
         if self.contestant.by_passes:

@@ -15,7 +15,7 @@ __all__ = ["draw", "figures", "grouped", "markdown", "records_of"]
 
 _KINDS = {"all": "all weights", "lora": "LoRA"}
 _HEAD = (
-    "| moves | method | rate | seeds | test accuracy | validation | steps | passes of a step | passes | a step, alone | "
+    "| moves | method | rate | seeds | test accuracy | validation | steps | passes of a step | passes | a step | "
     "peak of a step | parameters and state |\n"
     "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n"
 )

@@ -1,4 +1,4 @@
-"""The methods that fine-tune, each behind the same call, and what is asked of them: nothing, or a few rates to choose."""
+"""The methods that fine-tune, each behind the same call, and what is chosen for it: nothing, or a rate of a few."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +43,6 @@ class Contestant:
     per_sample: bool = True  # is given one loss for each sample
     dropout: bool = True
     whole: bool = False  # all parameters are one leaf: random numbers are then drawn at once
-    compiled_losses: bool = False  # only the program is compiled, not the step
     checkpointed: bool = False
     rates_of: str | None = None  # another method, whose choice is taken
 
@@ -150,13 +148,11 @@ CONTESTANTS = {
         *("MeZO", _mezo, {"all": (1e-7, 1e-6, 1e-5), "lora": (1e-5, 1e-4, 1e-3)}),
         by_passes=True,
         whole=True,
-        compiled_losses=True,
     ),
     "fzoo": Contestant(
         *("FZOO, K = 8", _fzoo, {"all": (1e-8, 1e-7, 1e-6), "lora": (1e-7, 1e-6, 1e-5)}),
         by_passes=True,
         whole=True,
-        compiled_losses=True,
     ),
     "adamw": Contestant("AdamW by backprop", _adamw, _ADAMW, backward=True, decays=True, per_sample=False),
     "adamw-checkpointed": Contestant(
