@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from jetplane_lab import data, report
 from jetplane_lab.config import Config, choice
 from jetplane_lab.data import Dataset, Split
+from jetplane_lab.finetuning.turns_on_device import Courteous, Turns
 from jetplane_lab.presets import CIFAR
 from jetplane_lab.training import Summary
 from jetplane_lab.training.batches import place
@@ -28,6 +29,7 @@ __all__ = ["RATES", "ROWS", "run"]
 RATES = (3e-4, 1e-3, 3e-3, 1e-2)  # of backprop
 _HELD = 5_000  # images by which its rate is chosen
 _INTERRUPTED = 130
+Turn = Sequence[Courteous]
 
 
 class _Row(NamedTuple):
@@ -62,12 +64,13 @@ def run(arguments: argparse.Namespace, out: Path) -> int:
         changes["epochs"] = arguments.epochs
     whole = data.load("cifar-10", arguments.data_dir)
     whole = _part(whole) if arguments.quick else whole
+    turns = [] if arguments.turns is None else [Courteous(Turns(arguments.turns))]
     status = 0
     for name in arguments.rows or ROWS:
         row = ROWS[choice("row", name, ROWS)]
         seeds = tuple(dict.fromkeys(arguments.seeds or ((0,) if arguments.quick else row.seeds)))
         try:
-            _train(row, seeds, changes, whole, out, arguments.together)
+            _train(row, seeds, changes, whole, out, arguments.together, turns)
         except _Stopped as stopped:
             _say(f"jetplane reproduce: {row.preset} {stopped}")
             if stopped.interrupted:
@@ -78,20 +81,22 @@ def run(arguments: argparse.Namespace, out: Path) -> int:
     return status
 
 
-def _train(row: _Row, seeds: Sequence[int], changes: dict[str, Any], whole: Dataset, out: Path, together: bool) -> None:
+def _train(
+    row: _Row, seeds: Sequence[int], changes: dict[str, Any], whole: Dataset, out: Path, together: bool, turns: Turn
+) -> None:
     folder = out / row.preset
     config = CIFAR[row.preset].config.replace(**changes, hold_out=0)
     if row.rates:
         held = config.replace(seed=seeds[0], hold_out=min(_HELD, len(whole.train.labels) // 10))
-        config = config.replace(lr=_chosen(row, held, whole, folder))
-    _fit(row, [config.replace(seed=seed) for seed in seeds], whole, folder, together)
+        config = config.replace(lr=_chosen(row, held, whole, folder, turns))
+    _fit(row, [config.replace(seed=seed) for seed in seeds], whole, folder, together, turns)
 
 
-def _chosen(row: _Row, config: Config, whole: Dataset, folder: Path) -> float:
+def _chosen(row: _Row, config: Config, whole: Dataset, folder: Path, turns: Turn) -> float:
     """The rate with the best accuracy on the images held out, after the last epoch."""
     found: dict[float, float] = {}
     for rate in row.rates:
-        (summary,) = _fit(row, [config.replace(lr=rate)], whole, folder / f"choice-lr-{rate:g}", False)
+        (summary,) = _fit(row, [config.replace(lr=rate)], whole, folder / f"choice-lr-{rate:g}", False, turns)
         assert summary.final is not None
         found[rate] = summary.final.validation_accuracy
     best = max(found, key=lambda rate: found[rate])
@@ -100,14 +105,14 @@ def _chosen(row: _Row, config: Config, whole: Dataset, folder: Path) -> float:
     return best
 
 
-def _fit(row: _Row, configs: list[Config], whole: Dataset, folder: Path, together: bool) -> list[Summary]:
+def _fit(row: _Row, configs: list[Config], whole: Dataset, folder: Path, together: bool, turns: Turn) -> list[Summary]:
     """The summaries of these runs, which the folder has or are trained now."""
     preset = CIFAR[row.preset]
     places = [folder / f"seed-{config.seed}" for config in configs]
     waiting = [config for config, place in zip(configs, places, strict=True) if not is_finished(place, config)]
     if waiting:
         _say(f"{preset.name}: {len(waiting)} of {len(configs)} runs to do")
-        for summary in fit(preset, waiting, folder, place(whole, configs[0]), together):
+        for summary in fit(preset, waiting, folder, place(whole, configs[0]), together, turns):
             if summary.reason != "finished":
                 raise _Stopped(summary)
     return [Summary.from_json((place / "summary.json").read_text(encoding="utf-8")) for place in places]

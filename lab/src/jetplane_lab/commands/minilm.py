@@ -13,6 +13,7 @@ from jetplane_lab.finetuning import contest, contest_table
 from jetplane_lab.finetuning.contest_run import Settings
 from jetplane_lab.finetuning.contestants import CONTESTANTS, MOVING
 from jetplane_lab.finetuning.reviews import SOURCES
+from jetplane_lab.finetuning.turns_on_device import Turns
 
 __all__ = ["add_options", "run"]
 
@@ -24,6 +25,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("of minilm").add_argument
     add("--methods", nargs="+", metavar="NAME", help=f"some of {' '.join(CONTESTANTS)} (default: all)")
     add("--moving", nargs="+", choices=MOVING, help="all weights, or LoRA adapters (default: both)")
+    add(
+        "--turns",
+        type=Path,
+        metavar="DIR",
+        help="processes that name it let one of them alone to take times (OUT/minilm)",
+    )
     add("--texts", choices=tuple(SOURCES), help="(default: rotten-tomatoes)")
 
 
@@ -40,8 +47,9 @@ def run(arguments: argparse.Namespace, out: Path) -> int:
     settings = Settings(**{**vars(settings), **changes})
     folder = out / "minilm"
     seeds = tuple(dict.fromkeys(arguments.seeds or ((0,) if arguments.quick else contest.SEEDS)))
+    turns = Turns(arguments.turns or folder)
     methods, kinds = arguments.methods or list(CONTESTANTS), arguments.moving or list(MOVING)
-    contest.hold(methods, kinds, seeds, settings, contest.load(settings, arguments.data_dir), folder, _say)
+    contest.hold(methods, kinds, seeds, settings, contest.load(settings, arguments.data_dir), folder, _say, turns)
     write(folder, out)
     return 0
 

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from jetplane_lab.presets import Preset
-from jetplane_lab.training import Config, Summary, Trainer, train_together
+from jetplane_lab.training import Callback, Config, Summary, Trainer, train_together
 from jetplane_lab.training.batches import Resident
 from jetplane_lab.training.progress import progress
 
 __all__ = ["fit", "is_finished"]
 
 
-def fit(preset: Preset, configs: list[Config], folder: Path, data: Resident, together: bool) -> list[Summary]:
+def fit(
+    preset: Preset,
+    configs: list[Config],
+    folder: Path,
+    data: Resident,
+    together: bool,
+    callbacks: Sequence[Callback] = (),
+) -> list[Summary]:
     """Train the runs of a row that are not finished, one after the other or step by step."""
 
     def trainer(config: Config, position: int = 0) -> Trainer:
         shown = progress(f"{preset.name} seed {config.seed}", position)
-        return Trainer(config, data, folder / f"seed-{config.seed}", [shown])
+        return Trainer(config, data, folder / f"seed-{config.seed}", [shown, *callbacks])
 
     if together and len(configs) > 1:
         return train_together([trainer(config, position) for position, config in enumerate(configs)])

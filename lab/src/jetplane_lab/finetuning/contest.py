@@ -13,6 +13,7 @@ from .contestants import CONTESTANTS, MOVING
 from .encoder import pretrained
 from .reviews import reviews, split_by_hash
 from .tokens import encode
+from .turns_on_device import Turns
 
 __all__ = ["QUICK", "hold", "load", "quick"]
 
@@ -41,6 +42,7 @@ def hold(
     data: Data,
     folder: Path,
     say: Callable[[str], None],
+    turns: Turns,
 ) -> list[dict[str, Any]]:
     """The tested records of these methods, for each seed; runs that the folder has are not run again."""
     for what, values, allowed in (("method", methods, CONTESTANTS), ("moving", kinds, MOVING)):
@@ -52,10 +54,10 @@ def hold(
         for method in methods:
             if budget is None and CONTESTANTS[method].by_passes:
                 budget = _budget(kind, settings, data)
-            rate = _rate(method, kind, seeds[0], settings, data, budget or 0.0, folder, say)
+            rate = _rate(method, kind, seeds[0], settings, data, budget or 0.0, folder, say, turns)
             for seed in seeds:
                 entry = Entry(method, kind, rate, seed, True, settings)
-                records.append(run(entry, data, budget or 0.0, folder, say))
+                records.append(run(entry, data, budget or 0.0, folder, say, turns))
     return records
 
 
@@ -74,13 +76,14 @@ def _rate(
     budget: float,
     folder: Path,
     say: Callable[[str], None],
+    turns: Turns,
 ) -> float:
     """The only rate, or the one with the best validation accuracy at the end, and the least loss among equals."""
     tried = CONTESTANTS[method].rates_of or method
     rates = CONTESTANTS[tried].rates[kind]
     if len(rates) == 1:
         return rates[0]
-    found = [run(Entry(tried, kind, rate, seed, False, settings), data, budget, folder, say) for rate in rates]
+    found = [run(Entry(tried, kind, rate, seed, False, settings), data, budget, folder, say, turns) for rate in rates]
     best = max(found, key=lambda record: (record["validation"], -_loss(record)))
     say(f"{kind}-{tried}: {best['entry']['rate']:g} is the best rate of {', '.join(f'{rate:g}' for rate in rates)}")
     return float(best["entry"]["rate"])

@@ -93,13 +93,15 @@ def read(path: Path, entry: Entry | None = None) -> dict[str, Any] | None:
     return record if same else None
 
 
-def run(entry: Entry, data: Data, budget: float, folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
+def run(
+    entry: Entry, data: Data, budget: float, folder: Path, say: Callable[[str], None], turns: Turns
+) -> dict[str, Any]:
     """The record of a run: that of the folder, or of training now. ``budget``: forward passes of a batch."""
     path = folder / entry.name
     found = read(path, entry)
     if found is None:
         with arithmetic(entry.settings.tf32):
-            found = _Run(entry, data, budget, Turns(folder), say).record()
+            found = _Run(entry, data, budget, turns, say).record()
         files.write(path, (json.dumps(found, allow_nan=False, indent=1) + "\n").encode())
     return found
 

@@ -7,8 +7,13 @@ import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-__all__ = ["Turns"]
+import torch
+
+from ..training.callbacks import Callback
+
+__all__ = ["Courteous", "Turns"]
 
 
 class Turns:
@@ -31,6 +36,17 @@ class Turns:
         folder.mkdir(parents=True, exist_ok=True)
         self._door, self._room = folder / ".door", folder / ".room"
 
+    def waited_for(self) -> bool:
+        """Whether somebody stands at the door."""
+        handle = os.open(self._door, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(handle)
+        return False
+
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
         """Beside others; wait for the device inside, so that nothing is left on it afterwards."""
@@ -42,6 +58,33 @@ class Turns:
         """Nobody else is inside."""
         with _locked(self._room, fcntl.LOCK_EX, door=self._door):
             yield
+
+
+class Courteous(Callback):
+    """Runs of one process that make room, between their epochs, for a process that wants the device to itself."""
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns, self._runs, self._held = turns, 0, contextlib.ExitStack()
+
+    def begin(self, run: Any) -> None:
+        """The first run goes in."""
+        if not self._runs:
+            self._held.enter_context(self._turns.together())
+        self._runs += 1
+
+    def batch(self, run: Any, done: int, total: int) -> None:
+        """Out and in again, where somebody waits."""
+        if self._turns.waited_for():
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            self._held.close()
+            self._held.enter_context(self._turns.together())
+
+    def end(self, run: Any, summary: Any) -> None:
+        """The last run goes out."""
+        self._runs -= 1
+        if not self._runs:
+            self._held.close()
 
 
 @contextlib.contextmanager
