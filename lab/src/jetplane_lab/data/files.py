@@ -1,4 +1,4 @@
-"""Writing a file so that a reader sees the old content or the new, never a part."""
+"""Where our files lie, and writing one so that a reader sees the old content or the new, never a part."""
 
 from __future__ import annotations
 
@@ -6,7 +6,16 @@ import os
 import tempfile
 from pathlib import Path
 
-__all__ = ["write"]
+__all__ = ["VARIABLE", "cache", "write"]
+
+VARIABLE = "JETPLANE_DATA"  # names a folder of the user's, which is never written to
+
+
+def cache() -> Path:
+    """Our cache: in ``XDG_CACHE_HOME``, or in ``~/.cache``."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    root = Path(base) if os.path.isabs(base) else Path.home() / ".cache"  # XDG: a relative path is to be ignored
+    return root / "jetplane"
 
 
 def write(path: Path, content: bytes) -> None:

