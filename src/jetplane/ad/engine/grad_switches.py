@@ -49,14 +49,13 @@ class GradSwitches:
 
     def __init__(self, no_grad: str = "stop") -> None:
         self._stops = check_no_grad(no_grad)
-        self.begin()
 
     def begin(self) -> None:
         """Take the state as it is for what the program starts with: that stops nothing."""
         self._off = False
-        self.blind = not torch.is_grad_enabled()  # what the program asks for, and puts back, is not its own state
+        self.blind = not _torch.IS_GRAD_ENABLED()  # what the program asks for, and puts back, is not its own state
         self._inferring = torch.is_inference_mode_enabled()
-        self._before: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()  # off, by context
+        self._before: weakref.WeakKeyDictionary[Any, bool] | None = None  # off, by context; none was entered yet
         self._by_call: Any = None  # the set_grad_enabled that was made, not entered, and switched off
         self._asked = False  # whether the program has been told that autograd is on, which it is not
         self._switching = False
@@ -80,7 +79,7 @@ class GradSwitches:
         self._switching = True
         try:
             out = func(*args, **kwargs)
-            self._note(torch.is_grad_enabled(), *_origin(sys._getframe(2)))
+            self._note(_torch.IS_GRAD_ENABLED(), *_origin(sys._getframe(2)))
             return out
         finally:
             self._switching = False
@@ -89,7 +88,7 @@ class GradSwitches:
         if maker is not None and (is_ours(maker) or is_differentiation(maker)):
             return
         if kind is _LEFT:
-            self._off, self._by_call = self._before.pop(context, False), None
+            self._off, self._by_call = self._before is not None and self._before.pop(context, False), None
             return
         if kind is _AGAIN:
             self._stay_off(enabled)
@@ -101,6 +100,8 @@ class GradSwitches:
             self._stay_off(enabled)
             self._by_call = None if enabled else (context or True)
         if context is not None:
+            if self._before is None:
+                self._before = weakref.WeakKeyDictionary()
             self._before[context] = self._off
         self._off = not enabled
 
