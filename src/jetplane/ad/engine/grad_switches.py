@@ -4,13 +4,17 @@ A pass mostly runs with autograd off, so torch's own state tells nothing: what c
 from the start of the pass on. A function mode (:mod:`.stops`) sees each switch, and the frame that made it says which
 context is entered or left; a context that was entered before the pass, or by torch's differentiation, is not the
 program's. No function mode sees inference mode, but its state is the program's own where the pass began without it.
+
+A backward pass inside the program that makes no graph is such a place, too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
 import weakref
+from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any
 
@@ -83,6 +87,15 @@ class GradSwitches:
             return out
         finally:
             self._switching = False
+
+    @contextlib.contextmanager
+    def without_graph(self) -> Iterator[None]:
+        """While a backward pass runs that makes no graph: backprop takes what comes of it for constant."""
+        before, self._off = self._off, self._off or self._stops
+        try:
+            yield
+        finally:
+            self._off = before
 
     def _note(self, enabled: bool, kind: str | None, context: Any, maker: CodeType | None) -> None:
         if maker is not None and (is_ours(maker) or is_differentiation(maker)):
