@@ -37,7 +37,7 @@ def test_a_radius_of_zero_has_the_same_sign_in_python(angular: int) -> None:
     tensors = tuple(torch.tensor([word]) for word in (*words, *words))
     radius, angle = next(philox_module._pairs32(tensors))
     expected = torch.stack([radius * part for part in philox_module._on_circle(angle, torch.float32)]).flatten()
-    actual = torch.tensor(scalar._singles((*words, *words), 2), dtype=torch.float32)
+    actual = torch.tensor(scalar._pair32(*words), dtype=torch.float32)
     assert torch.equal(expected, torch.zeros(2))
     assert torch.equal(actual.view(torch.int32), expected.view(torch.int32))
 

@@ -231,7 +231,13 @@ def _inferred(x: Tensor) -> Tensor:
         return x.tanh()
 
 
-@pytest.mark.parametrize("constant", [_constant, _set_off, _set_off_inside, _inferred])
+def _differentiated(x: Tensor) -> Tensor:
+    with torch.enable_grad():
+        t = torch.zeros_like(x).requires_grad_()
+        return torch.autograd.grad((x.tanh() * t).sum(), t)[0]
+
+
+@pytest.mark.parametrize("constant", [_constant, _set_off, _set_off_inside, _inferred, _differentiated])
 def test_every_switch_of_autograd_stops_the_derivative(constant: Callable[[Tensor], Tensor]) -> None:
     w = nn.Parameter(torch.randn(3, 4, dtype=torch.float64))
     x = torch.randn(5, 4, dtype=torch.float64)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+from typing import Any
+
 import pytest
 import torch
 
+import jetplane as jp
 from cases import F64, assert_close
 from jetplane.optim import FoMoH, FoMoHKD, Newton
 from jetplane.solvers import (
@@ -46,6 +50,19 @@ def test_frozen_parameters_stay() -> None:
     first, last = flat(leaves[:2]), flat(leaves[2:])
     opt.step(fit(model))
     assert not torch.equal(flat(leaves[:2]), first) and torch.equal(flat(leaves[2:]), last)
+
+
+@pytest.mark.parametrize("make", [FoMoHKD, Newton, jp.optim.FGD, jp.optim.FoMoHBP, jp.optim.MeZO, jp.optim.FZOO])
+def test_where_no_parameter_requires_grad_nothing_moves(make: Any) -> None:
+    """As torch.optim's: the loss is evaluated, and all stays as it is."""
+    frozen = torch.tensor([3.0, 4.0], dtype=F64)
+    opt = make([frozen])
+    before = copy.deepcopy(opt.state_dict())
+    assert float(opt.step(lambda: (frozen.square().sum(), "aux"), has_aux=True)) == 25.0
+    assert opt.report.status is Status.FLAT and opt.report.evaluations == 1 and opt.report.aux == "aux"
+    assert opt.state_dict() == before and frozen.tolist() == [3.0, 4.0]
+    frozen.requires_grad_()
+    assert float(opt.step(lambda: frozen.square().sum())) > 0 and opt.report.status is Status.OK
 
 
 def test_unused_parameters_stay() -> None:

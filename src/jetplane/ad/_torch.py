@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 __all__ = [
     "CONTEXT_DECORATORS",
     "INFERENCE_SWITCHES",
+    "IS_GRAD_ENABLED",
     "SET_GRAD_ENABLED",
     "AboveAutograd",
     "DispatchMode",
@@ -82,7 +83,7 @@ HigherOrderOperator = torch._ops.HigherOrderOperator
 SET_GRAD_ENABLED = torch._C._set_grad_enabled
 CONTEXT_DECORATORS = _contextlib.__file__
 INFERENCE_SWITCHES = (torch.autograd.grad_mode._enter_inference_mode, torch.autograd.grad_mode._exit_inference_mode)
-_is_grad_enabled = torch.is_grad_enabled  # while a pass runs, a slower one stands in its place
+IS_GRAD_ENABLED = torch.is_grad_enabled  # torch's own: while a pass runs, another stands in its place
 
 # Function.apply resolves `super().apply` at call time, so this base class sees every call,
 # also those through a bound `MyFunction.apply` that was stored before jetplane was imported.
@@ -108,7 +109,7 @@ class AboveAutograd:
     """
 
     def __init__(self) -> None:
-        self.differentiable = _is_grad_enabled()
+        self.differentiable = IS_GRAD_ENABLED()
         self.include = torch._C._dispatch_tls_local_include_set()
         exclude = torch._C._dispatch_tls_local_exclude_set()
         self.exclude = exclude | _AUTOCAST
@@ -130,7 +131,7 @@ class _Restored:
         self._differentiable = state.differentiable
 
     def __enter__(self) -> None:
-        self._previous = _is_grad_enabled()
+        self._previous = IS_GRAD_ENABLED()
         torch._C._set_grad_enabled(self._differentiable)
         self._guard.__enter__()
 
@@ -228,12 +229,17 @@ class unfused_script:
 
 
 class uncompiled:
-    """Compiled functions run as they are: ``torch.compiler.set_stance``, which would change it three times a pass."""
+    """Compiled functions run as they are: ``torch.compiler.set_stance``, which would change it three times a pass.
+
+    The stance is written as it stands, for torch refuses to change it where the pass is a part of a program that is
+    being compiled, at a graph break.
+    """
 
     # The stance is that of all threads: the first pass sets it, and the last one to end sets it back.
     _lock: ClassVar[threading.Lock] = threading.Lock()
     _running: ClassVar[int] = 0
     _previous: ClassVar[Any] = None
+    _eager: ClassVar[Any] = None
 
     def __enter__(self) -> None:
         dynamo: Any = sys.modules.get("torch._dynamo.eval_frame")  # else nothing is compiled; it takes seconds to load
@@ -244,17 +250,10 @@ class uncompiled:
 
     @staticmethod
     def _hold(dynamo: Any) -> None:
+        if uncompiled._eager is None:
+            uncompiled._eager = dynamo.DynamoStance("force_eager")
         if uncompiled._previous is None:
-            uncompiled._previous = uncompiled._set(dynamo, dynamo.DynamoStance("force_eager"))
-
-    @staticmethod
-    def _set(dynamo: Any, stance: Any) -> Any:
-        """Another stance, also where the pass is a part of a program that is being compiled, at a graph break."""
-        callback = dynamo.set_eval_frame(None)
-        try:
-            return dynamo._set_stance(stance)
-        finally:
-            dynamo.set_eval_frame(callback)
+            uncompiled._previous, dynamo._stance = dynamo._stance, uncompiled._eager
 
     @staticmethod
     def begin_late() -> None:
@@ -269,7 +268,7 @@ class uncompiled:
         with uncompiled._lock:
             uncompiled._running -= 1
             if not uncompiled._running and uncompiled._previous is not None:
-                self._set(sys.modules["torch._dynamo.eval_frame"], uncompiled._previous)
+                sys.modules["torch._dynamo.eval_frame"]._stance = uncompiled._previous  # type: ignore[attr-defined]
                 uncompiled._previous = None
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import math
 import struct
+from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,7 +24,6 @@ _FEW = {torch.float64: 48, torch.float32: 32}  # counters up to which this is fa
 _PER = {torch.float64: 2, torch.float32: 4}  # numbers of one counter
 
 _MASK = 0xFFFFFFFF
-_DOUBLE, _LONG = struct.Struct("<d"), struct.Struct("<q")
 _FLOAT, _INT = struct.Struct("<f"), struct.Struct("<i")
 
 
@@ -33,61 +34,85 @@ def pays(rows: int, size: int, dtype: torch.dtype, device: torch.device) -> bool
 
 def normal(stream: Stream, start: int, stop: int, size: int, dtype: torch.dtype) -> Tensor:
     """Standard normal numbers (stop - start, size) in float32 or float64 on the CPU; seed and step are numbers."""
-    seed, step, place = int(stream.seed), int(stream.step), stream.position | stream.sample << 16
-    keys = _keys(seed & _MASK, seed >> 32 & _MASK)
-    numbers = _doubles if dtype == torch.float64 else _singles
-    rows = []
-    for row in range(start, stop):
-        made: list[float] = []
-        for block in range(-(-size // _PER[dtype])):
-            made += numbers(_philox(block, row, place, step, keys), size - len(made))
-        rows.append(made)
-    return torch.tensor(rows, dtype=dtype, device="cpu").reshape(stop - start, size)
+    pairs = _pair if dtype == torch.float64 else _four
+    blocks = -(-size // _PER[dtype])
+    counters = [number for words in _philox(stream, start, stop, blocks) for number in pairs(*words)]
+    made = torch.tensor(counters, dtype=dtype, device="cpu")
+    return made.reshape(stop - start, blocks * _PER[dtype])[:, :size].contiguous()
 
 
-def _keys(k0: int, k1: int) -> list[tuple[int, int]]:
-    """The keys of Philox's ten rounds."""
-    return [((k0 + n * 0x9E3779B9) & _MASK, (k1 + n * 0xBB67AE85) & _MASK) for n in range(10)]
+# -- Philox: every counter is a lane of 64 bits of one long integer, with a word of 32 bits in it --------------------
 
 
-def _philox(c0: int, c1: int, c2: int, c3: int, keys: list[tuple[int, int]]) -> tuple[int, int, int, int]:
-    for k0, k1 in keys:
+class _Lanes(NamedTuple):
+    """The counters (block, row) of all rows, one after the other."""
+
+    count: int
+    blocks: int
+    rows: int
+    ones: int  # 1 in each lane: a number times it is the number in each lane
+    words: struct.Struct
+
+
+@lru_cache(maxsize=256)
+def _lanes(start: int, stop: int, blocks: int) -> _Lanes:
+    count = (stop - start) * blocks
+    words = struct.Struct(f"<{count}Q")
+
+    def packed(numbers: list[int]) -> int:
+        return int.from_bytes(words.pack(*numbers), "little")
+
+    rows = [row for row in range(start, stop) for _ in range(blocks)]
+    return _Lanes(count, packed([*range(blocks)] * (stop - start)), packed(rows), packed([1] * count), words)
+
+
+@lru_cache(maxsize=256)
+def _keys(seed: int, ones: int) -> list[tuple[int, int]]:
+    """The keys of Philox's ten rounds, in each lane."""
+    k0, k1 = seed & _MASK, seed >> 32 & _MASK
+    return [(((k0 + n * 0x9E3779B9) & _MASK) * ones, ((k1 + n * 0xBB67AE85) & _MASK) * ones) for n in range(10)]
+
+
+def _philox(stream: Stream, start: int, stop: int, blocks: int) -> list[tuple[int, ...]]:
+    """Four words for each counter. A product of two words does not leave its lane."""
+    count, c0, c1, ones, words = _lanes(start, stop, blocks)
+    mask = ones * _MASK
+    c2, c3 = ones * (stream.position | stream.sample << 16), ones * int(stream.step)
+    for k0, k1 in _keys(int(stream.seed), ones):
         p0, p1 = c0 * 0xD2511F53, c2 * 0xCD9E8D57
-        c0, c1, c2, c3 = (p1 >> 32) ^ c1 ^ k0, p1 & _MASK, (p0 >> 32) ^ c3 ^ k1, p0 & _MASK
-    return c0, c1, c2, c3
+        c0, c1, c2, c3 = (p1 >> 32 & mask) ^ c1 ^ k0, p1 & mask, (p0 >> 32 & mask) ^ c3 ^ k1, p0 & mask
+    return list(zip(*(words.unpack(c.to_bytes(8 * count, "little")) for c in (c0, c1, c2, c3)), strict=True))
 
 
 # -- Box and Muller: each line is one of the counter's --------------------------------------------------------------
 
 
-def _doubles(words: tuple[int, int, int, int], wanted: int) -> list[float]:
-    """Up to two numbers in float64 from four words."""
-    w0, w1, w2, w3 = words
-    uniform = (float(w0 << 21 | w1 >> 11) + 0.5) * 2.0**-53
-    bits = _LONG.unpack(_DOUBLE.pack(uniform))[0] + (_ONE64 - _HALF64)
-    exponent = float((bits >> 52) - (_ONE64 >> 52))
-    f = _DOUBLE.unpack(_LONG.pack((bits & ((1 << 52) - 1)) + _HALF64))[0] - 1.0
+def _pair(w0: int, w1: int, w2: int, w3: int) -> tuple[float, float]:
+    """Two numbers in float64 from four words."""
+    f, exponent = math.frexp((float(w0 << 21 | w1 >> 11) + 0.5) * 2.0**-53)
+    if f < _ROOT_HALF:
+        f, exponent = f + f, exponent - 1
+    f -= 1.0
     s = f / (f + 2.0)
     z = s * s
-    rest = _polynomial(z, _LOG64) * z
-    logarithm = (f - (f - rest) * s) + exponent * math.log(2.0)
+    a0, a1, a2, a3, a4, a5, a6 = _LOG64
+    rest = (((((((z * a6 + a5) * z) + a4) * z + a3) * z + a2) * z + a1) * z + a0) * z
+    logarithm = (f - (f - rest) * s) + exponent * _LN2_64
     radius = math.sqrt(max(logarithm * -2.0, 0.0))
     angle = (w2 & ((1 << 30) - 1)) << 23 | w3 >> 9
     offset = (float(angle - (1 << 52)) + 0.5) * (math.pi / 2 * 2.0**-53)
     z = offset * offset
-    sine = (_polynomial(z, _SIN64) * z + 1.0) * offset
-    cosine = (_polynomial(z, _COS64) * z + 1.0) * (1 - (w2 >> 30 & 2))
-    pair = [radius * sine, radius * cosine] if w2 >> 30 & 1 else [radius * cosine, radius * sine]
-    return pair[:wanted]
+    a0, a1, a2, a3, a4, a5 = _SIN64
+    sine = radius * (((((((z * a5 + a4) * z + a3) * z + a2) * z + a1) * z + a0) * z + 1.0) * offset)
+    a0, a1, a2, a3, a4, a5, a6 = _COS64
+    cosine = ((((((z * a6 + a5) * z + a4) * z + a3) * z + a2) * z + a1) * z + a0) * z + 1.0
+    cosine = radius * (-cosine if w2 >> 31 else cosine)
+    return (sine, cosine) if w2 >> 30 & 1 else (cosine, sine)
 
 
-def _singles(words: tuple[int, int, int, int], wanted: int) -> list[float]:
-    """Up to four numbers in float32 from four words."""
-    made: list[float] = []
-    for radial, angular in (words[:2], words[2:]):
-        if len(made) < wanted:
-            made += _pair32(radial, angular)
-    return made[:wanted]
+def _four(w0: int, w1: int, w2: int, w3: int) -> tuple[float, ...]:
+    """Four numbers in float32 from four words."""
+    return *_pair32(w0, w1), *_pair32(w2, w3)
 
 
 def _pair32(radial: int, angular: int) -> tuple[float, float]:
@@ -108,13 +133,6 @@ def _pair32(radial: int, angular: int) -> tuple[float, float]:
     return (r(radius * sine), r(radius * cosine)) if angular >> 30 & 1 else (r(radius * cosine), r(radius * sine))
 
 
-def _polynomial(x: float, coefficients: tuple[float, ...]) -> float:
-    out = x * coefficients[-1]
-    for coefficient in coefficients[-2:0:-1]:
-        out = (out + coefficient) * x
-    return out + coefficients[0]
-
-
 def _polynomial32(x: float, coefficients: tuple[float, ...]) -> float:
     out = _single(x * coefficients[-1])
     for coefficient in coefficients[-2:0:-1]:
@@ -129,7 +147,8 @@ def _single(number: float) -> float:
 
 
 # the bits of 1.0 and of sqrt(1/2)
-_ONE64, _HALF64, _ONE32, _HALF32 = 0x3FF0000000000000, 0x3FE6A09E667F3BCD, 0x3F800000, 0x3F3504F3
+_ONE32, _HALF32 = 0x3F800000, 0x3F3504F3
+_ROOT_HALF = float.fromhex("0x1.6a09e667f3bcdp-1")
 _LOG64, _SIN64, _COS64 = (table[torch.float64] for table in (LOG, SIN, COS))
 _LOG32, _SIN32, _COS32 = (tuple(map(_single, table[torch.float32])) for table in (LOG, SIN, COS))
-_LN2, _QUARTER = _single(math.log(2.0)), _single(math.pi / 2 * 2.0**-30)
+_LN2_64, _LN2, _QUARTER = math.log(2.0), _single(math.log(2.0)), _single(math.pi / 2 * 2.0**-30)

@@ -34,6 +34,12 @@ class Report(NamedTuple):
     evaluations: int  # calls of closures
     aux: Any = None  # what the closure returned beside the loss, with has_aux=True
 
+    @staticmethod
+    def still(loss: Tensor, evaluations: int, aux: Any) -> Report:
+        """Where no parameter requires grad: nothing moves and nothing is wrong, as with torch's optimizers."""
+        slope, nothing = loss.new_zeros(0), loss.new_zeros(())
+        return Report(loss, slope, loss.new_zeros(0, 0), slope, nothing, None, Status.FLAT, evaluations, aux)
+
 
 class Packing(NamedTuple):
     """The report of a compiled step as one vector, so that one copy takes it off the device's buffers."""

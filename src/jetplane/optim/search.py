@@ -290,13 +290,10 @@ class HyperplaneSearch(torch.optim.Optimizer):
         return Reports.of(taken, aux)
 
     def _stay(self, closures: list[Callable[[], Any]], has_aux: bool, averages: Averages) -> Tensor:
-        """The step where no parameter requires grad: nothing moves and nothing is wrong, as with torch's optimizers."""
+        """The step where no parameter requires grad: the loss alone."""
         program = Closures(closures, [], [], False, has_aux, self._settings.samples_apart, averages)
-        loss = program.loss()
-        slope, nothing = loss.new_zeros(0), loss.new_zeros(())
-        parts = loss, slope, loss.new_zeros(0, 0), slope, nothing, None
-        self._report = Report(*parts, Status.FLAT, program.evaluations, program.aux)
-        return loss
+        self._report = Report.still(program.loss(), program.evaluations, program.aux)
+        return self._report.loss
 
     def _compiled_steps(
         self, closure: Any, batches: tuple[Any, ...], count: int, moving: Moving, has_aux: bool

@@ -92,7 +92,9 @@ class ZerothOrder(torch.optim.Optimizer, ABC):
         """Take one step, and return the loss before it, or what stands for it."""
         closures, moving = as_closures(closure, batch), moving_of(self.param_groups)
         if not moving.tensors:
-            raise ValueError("no parameter requires grad; expected at least one that can move.")
+            program = Closures(closures, [], [], repeats=False, has_aux=has_aux)
+            self._report = Report.still(program.loss(), program.evaluations, program.aux)
+            return self._report.loss
         check_together(moving, 0)
         casts = casts_around(moving.device)
         program = Closures([casts.around(one) for one in closures], *moving[:2], repeats=True, has_aux=has_aux)

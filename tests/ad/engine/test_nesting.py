@@ -210,14 +210,14 @@ def gradient_twin(x: Tensor) -> Tensor:
 def autograd_of_a_product(x: Tensor) -> Tensor:
     with torch.enable_grad():
         t = torch.ones(3, dtype=F64, requires_grad=True)
-        (g,) = torch.autograd.grad((t * x).tanh().sum(), t)
+        (g,) = torch.autograd.grad((t * x).tanh().sum(), t, create_graph=True)
     return g.square().sum()
 
 
 def backward_into_grad(x: Tensor) -> Tensor:
     with torch.enable_grad():
         t = torch.ones(3, dtype=F64, requires_grad=True)
-        (t * x).sin().sum().backward()
+        (t * x).sin().sum().backward(create_graph=True)
     return (t.grad * x).sum()
 
 
@@ -225,7 +225,7 @@ def double_autograd(x: Tensor) -> Tensor:
     with torch.enable_grad():
         t = torch.zeros((), dtype=F64, requires_grad=True)
         (g,) = torch.autograd.grad((x * (1 + t)).exp().sum(), t, create_graph=True)
-        (h,) = torch.autograd.grad(g, t)
+        (h,) = torch.autograd.grad(g, t, create_graph=True)
     return h
 
 
@@ -314,12 +314,7 @@ INSIDE = [
         lambda x: checkpoint(lambda y: (y.sin() * x).sum() ** 2, torch.ones(3, dtype=F64), use_reentrant=True),
         lambda x: (x * math.sin(1.0)).sum() ** 2,
     ),
-    ("checkpoint-with-backward", lambda x: _checkpointed_gradient(x, False), lambda x: (3 * x**2).square().sum()),
-    (
-        "checkpoint-reentrant-with-backward",
-        lambda x: _checkpointed_gradient(x, True),
-        lambda x: (3 * x**2).square().sum(),
-    ),
+    ("checkpoint-with-backward", lambda x: _checkpointed_gradient(x), lambda x: (3 * x**2).square().sum()),
     ("saved-tensor-hooks", lambda x: _hooked(x), lambda x: (3 * x**2).square().sum()),
 ]
 
@@ -330,21 +325,18 @@ def _forward_ad(x: Tensor) -> Tensor:
         return torch.autograd.forward_ad.unpack_dual(dual.sin()).tangent.sum()
 
 
-def _checkpointed_gradient(x: Tensor, reentrant: bool) -> Tensor:
+def _checkpointed_gradient(x: Tensor) -> Tensor:
     with torch.enable_grad():
         y = x.requires_grad_()
-        out = checkpoint(lambda z: (z**3).sum(), y, use_reentrant=reentrant)
-        if reentrant:  # supports backward() only
-            out.backward()
-            return y.grad.square().sum()
-        (g,) = torch.autograd.grad(out, y)
+        out = checkpoint(lambda z: (z**3).sum(), y, use_reentrant=False)
+        (g,) = torch.autograd.grad(out, y, create_graph=True)
     return g.square().sum()
 
 
 def _hooked(x: Tensor) -> Tensor:
     with torch.enable_grad(), torch.autograd.graph.save_on_cpu():
         y = x.requires_grad_()
-        (g,) = torch.autograd.grad((y**3).sum(), y)
+        (g,) = torch.autograd.grad((y**3).sum(), y, create_graph=True)
     return g.square().sum()
 
 
@@ -353,6 +345,7 @@ MAY_BE_REFUSED = ("func.linearize", "forward-ad", "autograd.functional.jacobian"
 
 @pytest.mark.filterwarnings("ignore:.*None of the inputs have requires_grad")
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:Using backward\\(\\) with create_graph=True")
 @pytest.mark.parametrize(("name", "program", "twin"), INSIDE, ids=[row[0] for row in INSIDE])
 def test_differentiating_inside_the_program(name: str, program, twin) -> None:
     x, v = randn(3), randn(2, 3)
@@ -365,6 +358,75 @@ def test_differentiating_inside_the_program(name: str, program, twin) -> None:
         assert name in MAY_BE_REFUSED
         return
     assert_quadratic(actual, expected)
+
+
+def _steps(w: Tensor, keep: bool) -> Tensor:
+    """Three steps of gradient descent inside, and the loss behind them: first-order MAML without ``keep``."""
+    for _ in range(3):
+        (slope,) = torch.autograd.grad((w.sin() * w).sum(), [w], create_graph=keep)
+        w = w - 0.1 * slope
+    return (w**3).sum()
+
+
+def _normed(w: Tensor, keep: bool) -> Tensor:
+    """The gradient penalty of a WGAN, or of a network for physics, at points that are data."""
+    points = torch.linspace(-1, 1, 4, dtype=F64).requires_grad_()
+    (slope,) = torch.autograd.grad((points * w).tanh().sum(), points, create_graph=keep)
+    return (slope.norm() - 1) ** 2 + (slope * w).sum()
+
+
+def _filled(w: Tensor, keep: bool) -> Tensor:
+    """The gradient of a leaf of the program's own, written into, and a view of it."""
+    t = torch.ones(4, dtype=F64, requires_grad=True)
+    (t * w).sin().sum().backward(create_graph=keep)
+    slope = t.grad.clone() if keep else t.grad
+    slope[:2].mul_(w[:2])
+    return (slope[1:] * w[1:]).sum()
+
+
+def _handed_through(w: Tensor, keep: bool) -> Tensor:
+    """What comes of a backward pass is what it was given, and that goes on as it was."""
+    t = torch.ones(4, dtype=F64, requires_grad=True)
+    given = w * w
+    (slope,) = torch.autograd.grad(t.view(2, 2), t, given.view(2, 2), create_graph=keep)
+    return (slope * w + given.exp()).sum()
+
+
+def _recomputed(w: Tensor, keep: bool) -> Tensor:
+    t = torch.ones(4, dtype=F64, requires_grad=True)
+    checkpoint(lambda t, w: (t * w).exp().sum(), t, w, use_reentrant=not keep).backward(create_graph=keep)
+    return (t.grad * w).sum()
+
+
+@pytest.mark.filterwarnings("ignore:Using backward\\(\\) with create_graph=True")
+@pytest.mark.filterwarnings("ignore:.*None of the inputs have requires_grad")
+@pytest.mark.parametrize("keep", [False, True], ids=["constant", "followed"])
+@pytest.mark.parametrize("program", [_steps, _normed, _filled, _handed_through, _recomputed])
+def test_a_backward_pass_that_makes_no_graph_is_a_constant_as_in_backprop(program, keep: bool) -> None:
+    leaf, v = randn(4).requires_grad_(), randn(3, 4)
+    on = torch.enable_grad()(lambda w: program(w, keep))
+    expected = double_backward(lambda: on(leaf), [leaf], [v])
+    with jp.perturb([leaf], [v]) as jets:
+        loss = on(leaf)
+    assert_quadratic(jets.quadratic(loss), expected)
+    with jp.perturb([leaf], [v], no_grad="follow") as jets:
+        loss = on(leaf)
+    if program is not _recomputed:  # which is another one with a graph
+        followed = double_backward(lambda: torch.enable_grad()(program)(leaf, True), [leaf], [v])
+        assert_quadratic(jets.quadratic(loss), followed)
+
+
+def test_a_result_of_a_backward_pass_without_a_graph_is_refused_and_not_zero() -> None:
+    def slope(x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            leaf = x.clone().requires_grad_()
+            return torch.autograd.grad((leaf**3).sum(), leaf)[0]
+
+    x = randn(3)
+    match = r"or by a backward pass without create_graph=True.*and with a graph, or a pass with no_grad='follow'"
+    with pytest.raises(ValueError, match=match):
+        jp.jvp(slope, (x,), (x,))
+    assert_close(jp.jvp(slope, (x,), (x,), no_grad="follow")[1], 6 * x * x)
 
 
 def test_gradients_inside_perturb_on_a_module() -> None:

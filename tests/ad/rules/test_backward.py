@@ -19,7 +19,7 @@ def test_backward_of_a_fused_kernel_inside_the_program(causal: bool) -> None:
         with sdpa_kernel(backend), torch.enable_grad():
             a = x.clone().requires_grad_()
             out = torch.nn.functional.scaled_dot_product_attention(a, k * x, v * x, is_causal=causal)
-            (slope,) = torch.autograd.grad(out.sin().sum(), a)
+            (slope,) = torch.autograd.grad(out.sin().sum(), a, create_graph=True)
         return slope.square().sum()
 
     directions = torch.randn(2, *q.shape, dtype=F64)

@@ -210,7 +210,7 @@ def reverse_gradient(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """The gradient of a scalar function by reverse mode."""
     with torch.enable_grad():
         leaf = x.clone().requires_grad_()
-        return torch.autograd.grad(function(leaf), leaf)[0]
+        return torch.autograd.grad(function(leaf), leaf, create_graph=True)[0]
 
 
 def vector(*values: float) -> Tensor:

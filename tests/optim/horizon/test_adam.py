@@ -231,8 +231,6 @@ def test_bad_calls() -> None:
         message = rf"^the state's path has no '{name}'; expected one that HorizonAdam\.state_dict gave\."
         with pytest.raises(ValueError, match=message):
             opt.load_state_dict(state)
-    with pytest.raises(ValueError, match=r"^no parameter requires grad; expected at least one that can move\."):
-        HorizonAdam([torch.zeros(1)])
 
 
 # -- a rate that is given ----------------------------------------------------------------------------------------------
@@ -386,9 +384,33 @@ def test_parameters_are_thawed_and_frozen_where_they_are() -> None:
             opt.step(losses_of(model), x, y)
         seen.append((not torch.equal(weight, before[0]), not torch.equal(head, before[1])))
     assert seen == [(False, True), (True, False), (False, True)]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_where_no_parameter_requires_grad_nothing_moves(compiled: bool) -> None:
+    """As torch.optim.Adam; and what is frozen goes on later where it was."""
+    (model, twin), (x, y) = (net(), net()), data()
+    twin.load_state_dict(model.state_dict())
     model.requires_grad_(False)
-    with pytest.raises(ValueError, match=r"^no parameter requires grad; expected at least one that can move\."):
-        opt.step(losses_of(model), x, y)
+    opt, other = (HorizonAdam(one.parameters(), samples=4, compile=compiled) for one in (model, twin))
+    before, loss = opt.state_dict(), losses_of(model)
+    assert torch.equal(opt.step(loss, x, y), loss(x, y).mean())
+    assert opt.report.status is Status.FLAT and not opt.report.taken and opt.calls == 0
+    assert torch.equal(opt.step([lambda: loss(x, y), lambda: 3 * loss(x, y)]), 2 * loss(x, y).mean())
+    assert opt.steps(loss, torch.stack([x, x]), torch.stack([y, y])).loss.tolist() == [float(loss(x, y).mean())] * 2
+    opt.step(lambda x, y: (loss(x, y), x), x, y, has_aux=True)
+    assert opt.report.aux is x
+    with opt.averaged():
+        opt.load_state_dict(copy.deepcopy(before))
+    opt.train()
+    for frozen in (False, True, False):
+        model.requires_grad_(not frozen)
+        for _ in range(0 if compiled else 2):  # one capture more says no more
+            opt.step(losses_of(model), x, y)
+            if not frozen:
+                other.step(losses_of(twin), x, y)
+        assert all(map(torch.equal, model.parameters(), twin.parameters()))
+    assert all(map(torch.equal, model.parameters(), net().parameters())) == compiled
 
 
 def test_a_group_that_is_refused_leaves_no_trace() -> None:

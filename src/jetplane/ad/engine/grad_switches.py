@@ -4,13 +4,17 @@ A pass mostly runs with autograd off, so torch's own state tells nothing: what c
 from the start of the pass on. A function mode (:mod:`.stops`) sees each switch, and the frame that made it says which
 context is entered or left; a context that was entered before the pass, or by torch's differentiation, is not the
 program's. No function mode sees inference mode, but its state is the program's own where the pass began without it.
+
+A backward pass inside the program that makes no graph is such a place, too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
 import weakref
+from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any
 
@@ -49,14 +53,13 @@ class GradSwitches:
 
     def __init__(self, no_grad: str = "stop") -> None:
         self._stops = check_no_grad(no_grad)
-        self.begin()
 
     def begin(self) -> None:
         """Take the state as it is for what the program starts with: that stops nothing."""
         self._off = False
-        self.blind = not torch.is_grad_enabled()  # what the program asks for, and puts back, is not its own state
+        self.blind = not _torch.IS_GRAD_ENABLED()  # what the program asks for, and puts back, is not its own state
         self._inferring = torch.is_inference_mode_enabled()
-        self._before: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()  # off, by context
+        self._before: weakref.WeakKeyDictionary[Any, bool] | None = None  # off, by context; none was entered yet
         self._by_call: Any = None  # the set_grad_enabled that was made, not entered, and switched off
         self._asked = False  # whether the program has been told that autograd is on, which it is not
         self._switching = False
@@ -80,16 +83,25 @@ class GradSwitches:
         self._switching = True
         try:
             out = func(*args, **kwargs)
-            self._note(torch.is_grad_enabled(), *_origin(sys._getframe(2)))
+            self._note(_torch.IS_GRAD_ENABLED(), *_origin(sys._getframe(2)))
             return out
         finally:
             self._switching = False
+
+    @contextlib.contextmanager
+    def without_graph(self) -> Iterator[None]:
+        """While a backward pass runs that makes no graph: backprop takes what comes of it for constant."""
+        before, self._off = self._off, self._off or self._stops
+        try:
+            yield
+        finally:
+            self._off = before
 
     def _note(self, enabled: bool, kind: str | None, context: Any, maker: CodeType | None) -> None:
         if maker is not None and (is_ours(maker) or is_differentiation(maker)):
             return
         if kind is _LEFT:
-            self._off, self._by_call = self._before.pop(context, False), None
+            self._off, self._by_call = self._before is not None and self._before.pop(context, False), None
             return
         if kind is _AGAIN:
             self._stay_off(enabled)
@@ -101,6 +113,8 @@ class GradSwitches:
             self._stay_off(enabled)
             self._by_call = None if enabled else (context or True)
         if context is not None:
+            if self._before is None:
+                self._before = weakref.WeakKeyDictionary()
             self._before[context] = self._off
         self._off = not enabled
 

@@ -104,7 +104,6 @@ class _Hooks:
                 _uninstall()
 
 
-_IS_GRAD_ENABLED = torch.is_grad_enabled
 _COMPILE = torch.compile
 
 
@@ -117,8 +116,7 @@ def _install() -> None:
 
 def _uninstall() -> None:
     del _torch.SingleLevelFunction.apply  # type: ignore[attr-defined]
-    _HANDOVERS.uninstall()
-    torch.is_grad_enabled = _IS_GRAD_ENABLED
+    torch.is_grad_enabled = _torch.IS_GRAD_ENABLED
     torch.compile = _COMPILE
 
 
@@ -127,7 +125,7 @@ def _uninstall() -> None:
 
 def _is_grad_enabled() -> bool:
     """``torch.is_grad_enabled`` while a pass runs: to the program, what is its own doing."""
-    enabled = _IS_GRAD_ENABLED()
+    enabled = _torch.IS_GRAD_ENABLED()
     for mode, owner in _ACTIVE:
         if owner == threading.get_ident():
             enabled = mode.switches.answer(sys._getframe(1).f_code, enabled)

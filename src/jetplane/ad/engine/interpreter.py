@@ -43,7 +43,7 @@ class JetMode(_torch.DispatchMode):
         rules.load()
         self.pairs = pairs
         self.boundary = boundary or AtOnce(pairs)  # where second order begins
-        self.above = _torch.AboveAutograd()
+        self.above: _torch.AboveAutograd  # as it is when the pass begins: see :mod:`.guards`
         self.stops = StopMode(self)
         self.switches = GradSwitches(no_grad)
         self.halted = False  # whether a tangent has stopped where the program switched autograd off
@@ -78,7 +78,10 @@ class JetMode(_torch.DispatchMode):
         """The record behind ``tensor``; None where it does not depend on a perturbed leaf."""
         if self._stopped and self.is_stopped(tensor):
             return None
-        return self._records.get(tensor.untyped_storage())
+        try:
+            return self._records.get(tensor.untyped_storage())
+        except NotImplementedError:  # sparse and nested layouts own no single storage
+            return None
 
     def jet(self, tensor: Tensor) -> Operand:
         """The jet of a tensor of the program."""
@@ -87,10 +90,7 @@ class JetMode(_torch.DispatchMode):
 
     def tracks(self, tensor: Tensor) -> bool:
         """Whether ``tensor`` depends on a perturbed leaf."""
-        try:
-            return self.record_of(tensor) is not None
-        except NotImplementedError:  # sparse and nested layouts own no single storage
-            return False
+        return self.record_of(tensor) is not None
 
     @contextlib.contextmanager
     def inside_function(self, name: str) -> Iterator[None]:
@@ -136,12 +136,6 @@ class JetMode(_torch.DispatchMode):
             func, _torch.HigherOrderOperator
         ):  # slow: an abstract class
             return self._call(func, args, kwargs)
-        out = self._dispatch(func, types, args, kwargs)
-        if self.witness is not None:
-            self.witness.note(func, args, kwargs, out)
-        return out
-
-    def _dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if not _PLAIN.issuperset(types):
             _refuse_subclasses(func, types)
         tracked = self._tracked(args, kwargs)
@@ -149,19 +143,24 @@ class JetMode(_torch.DispatchMode):
             out = func(*args, **kwargs)
             if self._stopped:
                 self._stop_views(func, args, out)
-            return out
-        if self.switches.off:
-            return self._constant(func, args, kwargs)
-        if self._functions:
-            raise UnsupportedProgram(
-                f"the forward body of torch.autograd.Function {self._functions[-1]} uses a perturbed tensor that is "
-                f"not one of its arguments, in {call_site(str(func))}; expected it as an argument, and a rule."
-            )
-        step = plan(func)
-        try:
-            return self._follow(step, func, args, kwargs, tracked)
-        except MissingRule as error:
-            raise self._explain(func, error) from None
+        elif self.switches.off:
+            out = self._constant(func, args, kwargs)
+        else:
+            if self._functions:
+                self._refuse_inside_function(func)
+            try:
+                out = self._follow(plan(func), func, args, kwargs, tracked)
+            except MissingRule as error:
+                raise self._explain(func, error) from None
+        if self.witness is not None:
+            self.witness.note(func, args, kwargs, out)
+        return out
+
+    def _refuse_inside_function(self, func: Any) -> None:
+        raise UnsupportedProgram(
+            f"the forward body of torch.autograd.Function {self._functions[-1]} uses a perturbed tensor that is "
+            f"not one of its arguments, in {call_site(str(func))}; expected it as an argument, and a rule."
+        )
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         """An operator of higher order: the functions that it takes are parts of the program, whatever they capture."""
@@ -266,7 +265,7 @@ class JetMode(_torch.DispatchMode):
     def _lift_sparsely(self, value: Any, k: int, given: list[Operand]) -> Any:
         """An argument with jets in place of perturbed tensors, which are noted in ``given``."""
         if isinstance(value, Tensor):
-            record = self.record_of(value) if self.tracks(value) else None
+            record = self.record_of(value)
             if record is None:
                 return value
             one = record.operand(value) if isinstance(record, Record) else record.operand(value, k)
@@ -363,7 +362,7 @@ class JetMode(_torch.DispatchMode):
         copies = {}
         for target in targets:
             copies[id(target)] = copy = target.clone()
-            record = self.record_of(target) if self.tracks(target) else None
+            record = self.record_of(target)
             if record is not None:
                 self._records[copy.untyped_storage()] = Record(copy, *record.read(target))
                 self.boundary.adopt(copy, target)
@@ -382,7 +381,9 @@ class JetMode(_torch.DispatchMode):
         support = jet.support if isinstance(jet, SparseOperand) else None
         storage = target.untyped_storage()
         record = self._records.get(storage)
-        if record is None and _fits(tangent, target) and _fits(second, target):  # as nearly always
+        dtype = target.dtype
+        fits = (tangent is None or tangent.dtype == dtype) and (second is None or second.dtype == dtype)
+        if record is None and fits:  # as nearly always
             if tangent is not None or second is not None:
                 self._records[storage] = Record(target, tangent, second, support)
             return
@@ -433,7 +434,7 @@ class JetMode(_torch.DispatchMode):
     def _collect(self, values: Any, found: list[Tensor]) -> None:
         for value in values:
             if isinstance(value, Tensor):
-                if self.tracks(value):
+                if self.record_of(value) is not None:
                     found.append(value)
             elif isinstance(value, _SEVERAL):
                 self._collect(value, found)
@@ -441,10 +442,7 @@ class JetMode(_torch.DispatchMode):
     def _lift(self, value: Any, read: Read | None = None) -> Any:
         """An argument with jets in place of perturbed tensors; ``read`` gives the rows of one."""
         if isinstance(value, Tensor):
-            try:
-                record = self.record_of(value)
-            except NotImplementedError:  # sparse and nested layouts own no single storage
-                return value
+            record = self.record_of(value)
             if record is None:
                 return value
             tangent, second = record.read(value) if read is None else read(value)
@@ -491,10 +489,6 @@ def _supported(out: Any, support: Support) -> Any:
     if isinstance(out, Operand):
         return SparseOperand(out.primal, out.tangent, None, support)
     return type(out)(_supported(item, support) for item in out) if isinstance(out, _SEVERAL) else out
-
-
-def _fits(rows: Tensor | None, value: Tensor) -> bool:
-    return rows is None or rows.dtype == value.dtype
 
 
 def _cast(rows: Tensor | None, value: Tensor) -> Tensor | None:

@@ -39,10 +39,15 @@ class Record:
     """
 
     def __init__(
-        self, tensor: Tensor, tangent: Tensor | None, second: Tensor | None, support: Support | None = None
+        self,
+        tensor: Tensor,
+        tangent: Tensor | None,
+        second: Tensor | None,
+        support: Support | None = None,
+        anchor: Geometry | None = None,
     ) -> None:
         self._support = None if tangent is None else support
-        self._anchor = geometry(tensor)
+        self._anchor = geometry(tensor) if anchor is None else anchor
         self._parts: list[Tensor | None] = [tangent, second]
         self._dtype = tensor.dtype
         # Rows that were read may be shared (y = x + 1 has x's tangents), so the next write copies them.
@@ -69,12 +74,14 @@ class Record:
 
     def _read(self, tensor: Tensor) -> tuple[Tensor | None, Tensor | None]:
         self._owned = False
+        tangent, second = self._parts
         if geometry(tensor) == self._anchor:
-            return self._parts[0], self._parts[1]
-        _refuse_bytes(tensor, self._dtype)
+            return tangent, second
+        if tensor.dtype != self._dtype:
+            _refuse_bytes(tensor, self._dtype)
         self._flatten(tensor)
-        tangent, second = (None if part is None else _view(part, tensor) for part in self._parts)
-        return tangent, second
+        tangent, second = self._parts
+        return None if tangent is None else _view(tangent, tensor), None if second is None else _view(second, tensor)
 
     def write(
         self, tensor: Tensor, tangent: Tensor | None, second: Tensor | None, support: Support | None = None
@@ -131,25 +138,23 @@ class Record:
 
 def _refuse_bytes(tensor: Tensor, dtype: torch.dtype) -> None:
     """Raise where memory is read as numbers of another kind than its rows are derivatives of."""
-    if tensor.dtype != dtype:
-        raise UnsupportedProgram(
-            f"{call_site('the program')} reads the memory of a perturbed tensor of {dtype} as {tensor.dtype}, as "
-            "share_memory_() and deepcopy do, where tangents get lost; expected .clone(), or .detach() before it."
-        )
+    raise UnsupportedProgram(
+        f"{call_site('the program')} reads the memory of a perturbed tensor of {dtype} as {tensor.dtype}, as "
+        "share_memory_() and deepcopy do, where tangents get lost; expected .clone(), or .detach() before it."
+    )
 
 
 def _view(flat: Tensor, tensor: Tensor) -> Tensor:
     """The rows of ``tensor`` inside rows (R, elements) of its whole storage."""
     size, stride, offset = geometry(tensor)
-    if _torch.is_fake(type(flat)) and offset == 0 and math.prod(size) == flat.shape[1]:
+    if type(flat) is not Tensor and _torch.is_fake(type(flat)) and offset == 0 and math.prod(size) == flat.shape[1]:
         order = storage_order(size, stride)
         if order is not None:  # a compiler sees through these views, and not through as_strided
             back = sorted(range(len(order)), key=order.__getitem__)
             return flat.reshape(flat.shape[0], *(size[axis] for axis in order)).permute(0, *(axis + 1 for axis in back))
     row, unit = flat.stride()  # the unit is 0 for expanded rows
-    return flat.as_strided(
-        (flat.shape[0], *size), (row, *(unit * s for s in stride)), flat.storage_offset() + offset * unit
-    )
+    steps = stride if unit == 1 else [unit * s for s in stride]
+    return flat.as_strided((flat.shape[0], *size), (row, *steps), flat.storage_offset() + offset * unit)
 
 
 _SMALL = 1 << 16  # numbers; making them anew at each use would cost more than holding them
@@ -172,7 +177,8 @@ class Seed:
         """Tangent and second rows of ``tensor``, a view of the leaf."""
         if geometry(tensor) == self._shape:
             return self._tangent(), self._source.second()
-        _refuse_bytes(tensor, self._dtype)
+        if tensor.dtype != self._dtype:
+            _refuse_bytes(tensor, self._dtype)
         if self._views is None:
             record = self.record(tensor)
             if self._held is None:
@@ -221,8 +227,7 @@ class Seed:
 
     def record(self, tensor: Tensor) -> Record:
         """The leaf's rows as an ordinary record, for views and writes."""
-        leaf = tensor.as_strided(*self._shape)
-        return Record(leaf, self._tangent(), self._source.second())
+        return Record(tensor, self._tangent(), self._source.second(), anchor=self._shape)
 
     def _tangent(self) -> Tensor:
         if self._held is not None:

@@ -112,7 +112,10 @@ def _differentiate(jets: Follower, func: Any, args: Any, kwargs: Any) -> Any:
     engine = _torch.engine()
     _torch.set_engine(_SeenEngine())
     try:
-        return func(*args, **kwargs)
+        if _keeps_graph(func, args, kwargs):
+            return func(*args, **kwargs)
+        with jets.switches.without_graph():
+            return func(*args, **kwargs)
     except RuntimeError as error:
         if _NO_GRAPH in str(error) and jets.switches.blind:
             raise UnsupportedProgram(
@@ -122,6 +125,12 @@ def _differentiate(jets: Follower, func: Any, args: Any, kwargs: Any) -> Any:
         raise
     finally:
         _torch.set_engine(engine)
+
+
+def _keeps_graph(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether a backward pass is asked for derivatives that can be differentiated."""
+    place = 4 if func is torch.autograd.grad else 3
+    return bool(args[place] if len(args) > place else kwargs.get("create_graph"))
 
 
 def _switch(jets: Follower, func: Any, args: Any, kwargs: Any) -> Any:

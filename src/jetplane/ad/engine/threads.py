@@ -1,5 +1,8 @@
 """Work that a program hands to another thread while a pass runs: tangents are not followed there, so it is refused.
 
+The hooks stay once they are there, and ask one thing outside of passes: to put them in place for each pass would cost a
+small step more than its guards otherwise do, and Python forgets how it finds the attributes of a class that is changed.
+
 A mode belongs to its thread. What is refused: starting a thread, submitting to a pool of threads, and putting into a
 queue something that may be work, that is a perturbed tensor or a function. What cannot be seen is a
 ``queue.SimpleQueue``, whose methods are not Python's, and memory that two threads share without one.
@@ -7,6 +10,7 @@ queue something that may be work, that is a perturbed tensor or a function. What
 
 from __future__ import annotations
 
+import functools
 import queue
 import threading
 from collections.abc import Callable
@@ -32,27 +36,25 @@ class Handovers:
     def __init__(self, owned: Callable[[int], bool], tracks: Callable[[Tensor], bool]) -> None:
         self._owned = owned
         self._tracks = tracks
-        self._replaced: list[tuple[type, str, Any]] = []
+        self._hooks: list[tuple[type, str, Any]] = []
 
     def install(self) -> None:
-        """Replace what hands work over."""
-        self._replace(threading.Thread, "start", self._starts)
-        self._replace(ThreadPoolExecutor, "submit", lambda *args: True)
-        self._replace(queue.Queue, "put", lambda given, item, *rest: self._is_work(item))
-        for name in _POOL:
-            self._replace(Pool, name, lambda given, *args: isinstance(given, ThreadPool))
+        """See to it that what hands work over is watched, also where somebody else has replaced it since."""
+        if self._hooks and all(owner.__dict__[name] is hook for owner, name, hook in self._hooks):
+            return
+        self._hooks = [
+            self._watched(threading.Thread, "start", self._starts),
+            self._watched(ThreadPoolExecutor, "submit", lambda *args: True),
+            self._watched(queue.Queue, "put", lambda given, item, *rest: self._is_work(item)),
+            *(self._watched(Pool, name, lambda given, *args: isinstance(given, ThreadPool)) for name in _POOL),
+        ]
 
-    def uninstall(self) -> None:
-        """Put everything back."""
-        while self._replaced:
-            owner, name, original = self._replaced.pop()
-            setattr(owner, name, original)
-
-    def _replace(self, owner: type, name: str, loses: Callable[..., bool]) -> None:
+    def _watched(self, owner: type, name: str, loses: Callable[..., bool]) -> tuple[type, str, Any]:
         original = owner.__dict__[name]
-        self._replaced.append((owner, name, original))
+        if original in [hook for *_, hook in self._hooks]:
+            return owner, name, original
 
-        # not functools.wraps, which a step of few operations would notice: it is there for the length of a pass
+        @functools.wraps(original)
         def checked(given: Any, *args: Any, **kwargs: Any) -> Any:
             if self._owned(threading.get_ident()) and loses(given, *args, *kwargs.values()):
                 raise UnsupportedProgram(
@@ -63,6 +65,7 @@ class Handovers:
             return original(given, *args, **kwargs)
 
         setattr(owner, name, checked)
+        return owner, name, checked
 
     def _starts(self, thread: threading.Thread) -> bool:
         target = getattr(thread, "_target", None) or type(thread).run

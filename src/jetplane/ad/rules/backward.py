@@ -212,7 +212,9 @@ def _pulled_back(function: Callable[..., Tensor], grad: Tensor, *inputs: Tensor,
     with torch.enable_grad():
         y = function(*leaves)
         active = [leaf for leaf in leaves if leaf.requires_grad]
-        found = iter(torch.autograd.grad(y, active, grad, materialize_grads=True) if active else ())
+        # with a graph, for without one it would be a constant to the passes that follow the rule
+        options = {"create_graph": True, "materialize_grads": True}
+        found = iter(torch.autograd.grad(y, active, grad, **options) if active else ())
     return tuple(next(found) if need else None for need in wanted)
 
 

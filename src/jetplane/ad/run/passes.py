@@ -58,13 +58,14 @@ class Pass:
         return [seed.label for seed in self._seeds if not seed.used]
 
     def check_followed(self, results: Iterable[Any]) -> None:
-        """Raise where tangents stopped in the program's own no_grad and none reaches a result: a zero would mislead."""
+        """Raise where tangents stopped where the program makes no graph and none reaches a result: no silent zero."""
         if not self.mode.halted:
             return
         if not any(isinstance(one, Tensor) and self.mode.tracks(one) for one in results):
             raise ValueError(
-                "the program computes its result under its own torch.no_grad() or inference_mode, where tangents stop "
-                "as backprop's gradients do; expected it outside of them, or a pass with no_grad='follow'."
+                "the program computes its result under its own torch.no_grad() or inference_mode, or by a backward pass "
+                "without create_graph=True, where tangents stop as backprop's gradients do; expected it outside of them "
+                "and with a graph, or a pass with no_grad='follow'."
             )
 
     def jet(self, tensor: Tensor) -> Jet:

@@ -17,6 +17,7 @@ from torch import Tensor
 from .. import _torch
 from ..storage_geometry import written
 
+_SEVERAL = (list, tuple)
 _Random = tuple[Tensor, list[Tensor]]  # of the CPU, and of the CUDA devices in use
 
 
@@ -122,15 +123,19 @@ class _Writes(_torch.DispatchMode):
             if tensor.layout is torch.strided:
                 self._save(tensor.untyped_storage())
         out = func(*args, **kwargs)
-        inputs = {id(t.untyped_storage()) for t in _tensors((args, kwargs))}
-        for tensor in _tensors(out):
-            storage = tensor.untyped_storage()
-            if id(storage) not in inputs:
+        for storage in _storages((out,)):
+            if storage not in self._born and not any(storage is one for one in _storages((args, kwargs))):
                 self._born[storage] = True
         return out
 
 
-def _tensors(tree: Any) -> list[Tensor]:
-    return [
-        leaf for leaf in _torch.pytree.tree_leaves(tree) if isinstance(leaf, Tensor) and leaf.layout is torch.strided
-    ]
+def _storages(values: Iterable[Any]) -> Iterator[Any]:
+    """Those of all strided tensors. By hand: torch's trees take longer than a small operation."""
+    for value in values:
+        if isinstance(value, Tensor):
+            if value.layout is torch.strided:
+                yield value.untyped_storage()
+        elif isinstance(value, _SEVERAL):
+            yield from _storages(value)
+        elif isinstance(value, dict):
+            yield from _storages(value.values())

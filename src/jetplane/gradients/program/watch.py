@@ -107,14 +107,6 @@ class WatchMode(JetMode):
         """Whether ``tensor`` depends on a parameter, whether or not it carries tangents in this pass."""
         return super().tracks(tensor) or self._kind(tensor) in (_PARAMETER, _VARIABLE)
 
-    def _collect(self, values: Any, found: list[Tensor]) -> None:
-        for value in values:
-            if isinstance(value, Tensor):
-                if super().tracks(value):  # only tangents concern the engine
-                    found.append(value)
-            elif isinstance(value, list | tuple):
-                self._collect(value, found)
-
     # -- dispatch ---------------------------------------------------------------------------------------------------
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

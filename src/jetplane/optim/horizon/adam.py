@@ -23,7 +23,7 @@ from ...solvers import Status
 from ..moving import listed, number_of
 from . import eigenbasis
 from .adam_step import PATH, Course, LookBack, MovingLeaf, Rules, fresh, look_back, take
-from .calls import LossCall, calls_of, cast, losses_of
+from .calls import LossCall, calls_of, cast, losses_of, mean_of
 from .compiled_adam import CompiledAdam, Steps
 from .forgetting import Forgetting
 from .low_lr import LowLr, refuse_positional
@@ -51,6 +51,14 @@ class HorizonReport(NamedTuple):
     def status(self) -> Status:
         """OK, or why the parameters were not moved. Of one step, and not of several, stacked."""
         return Status.OK if bool(self.taken) else Status.NONFINITE
+
+
+class _StillReport(HorizonReport):
+    """The step where no parameter requires grad: nothing moves and nothing is wrong, as with torch's optimizers."""
+
+    @property
+    def status(self) -> Status:
+        return Status.FLAT
 
 
 class HorizonAdam(torch.optim.Optimizer):
@@ -85,7 +93,8 @@ class HorizonAdam(torch.optim.Optimizer):
     ``rate=1e-3`` fixes the rate in place of finding it, also of a single group. ``clip`` bounds the norm of the
     gradient, as ``torch.nn.utils.clip_grad_norm_`` does, or is a function that changes the ``.grad`` of the parameters
     that it is given. ``every`` is the number of steps between two measurements, and ``weight_decay`` is decoupled. A
-    step whose loss or gradient is not finite leaves everything as it is.
+    step whose loss or gradient is not finite leaves everything as it is, and so does one where no parameter requires
+    grad.
 
     With ``compile`` the steps of a program are compiled graphs, on CUDA replayed (docs/compiled.md), and :meth:`steps`
     takes several with one call; a program that cannot be captured is run as it is, with one warning.
@@ -105,8 +114,7 @@ class HorizonAdam(torch.optim.Optimizer):
         ...     loss = loss_fn(x, y).mean()
     """
 
-    estimate: ForwardGradient  # these four are made anew where parameters come later
-    _numbers: Tensor
+    estimate: ForwardGradient  # these are made where there are parameters that move, and anew where others come later
     _path: Path
     _forgetting: Forgetting
     _compiled: CompiledAdam | None
@@ -163,6 +171,8 @@ class HorizonAdam(torch.optim.Optimizer):
         self._leaves: list[Tensor] = []
         self._begun: list[int] = []  # for each leaf, the number of steps that were taken without it
         self._new: list[Tensor] = []  # leaves that the next step is the first for
+        self._numbers = torch.zeros(len(PATH), dtype=torch.float64, device="cpu")
+        self._forgetting = Forgetting([])
         self._adopt()
 
     # -- the surface ------------------------------------------------------------------------------------------------
@@ -186,7 +196,7 @@ class HorizonAdam(torch.optim.Optimizer):
         """
         before = len(self.param_groups)
         super().add_param_group(param_group)
-        if not hasattr(self, "estimate"):
+        if not hasattr(self, "_new"):
             return  # the constructor looks at all of them
         group = self.param_groups[-1]
         try:
@@ -198,13 +208,14 @@ class HorizonAdam(torch.optim.Optimizer):
         self._adopt()
         self._crew.again()
 
-    def _adopt(self) -> None:
-        """Take up the parameters that require grad by now, and leave alone those that no longer do."""
+    def _adopt(self) -> bool:
+        """Take up the parameters that require grad by now, and leave alone those that no longer do.
+
+        Where none does, all stays as it is; whether one does.
+        """
         leaves = [leaf for group in self.param_groups for leaf in group["params"] if leaf.requires_grad]
-        if not leaves:
-            raise ValueError("no parameter requires grad; expected at least one that can move.")
-        if len(leaves) == len(self._leaves) and all(map(operator.is_, leaves, self._leaves)):
-            return
+        if not leaves or (len(leaves) == len(self._leaves) and all(map(operator.is_, leaves, self._leaves))):
+            return bool(leaves)
         if not self._leaves:
             self._numbers = torch.zeros(len(PATH), dtype=torch.float64, device=leaves[0].device)
         forgetting, taken = Forgetting(leaves), int(self._numbers[PATH.index("count")])
@@ -225,6 +236,7 @@ class HorizonAdam(torch.optim.Optimizer):
         self.estimate.crew.trust()  # this one looks
         self._begun = [begun.get(id(leaf), taken) for leaf in leaves]
         self._leaves, self._path, self._forgetting = leaves, Path(leaves, self._crew), forgetting
+        return True
 
     @_torch.apart_from_graphs
     @torch.no_grad()
@@ -241,12 +253,13 @@ class HorizonAdam(torch.optim.Optimizer):
                 f"step got {len(calls)} closures and there is a process_group; expected one function, for each process "
                 "has its part of the batch."
             )
+        if not self._prepare():
+            return self._stay(calls, has_aux)
         if self.compile and len(calls) == 1:
             ((function, given),) = calls
             reports = self._compiled_steps(function, alone(given), 1, has_aux)
             if reports is not None:
                 return reports.loss[0]
-        self._prepare()
         self.zero_grad(set_to_none=False)
         casts = casts_around(self._numbers.device)
         with uncast(casts):
@@ -262,7 +275,7 @@ class HorizonAdam(torch.optim.Optimizer):
         The same as as many calls of :meth:`step`. With ``compile`` on CUDA the host only launches them.
         """
         count = entries(closure, batches)
-        if self.compile:
+        if self.compile and self._prepare():
             reports = self._compiled_steps(closure, batches, count, has_aux)
             if reports is not None:
                 self._opt_called = True  # torch's schedulers look whether there was a step before theirs
@@ -288,11 +301,19 @@ class HorizonAdam(torch.optim.Optimizer):
         self._calls += 1
         return loss
 
+    def _stay(self, calls: list[LossCall], has_aux: bool) -> Tensor:
+        """The step where no parameter requires grad: the loss alone."""
+        found = [split_aux(call.function(*call.batch), has_aux, "the closure", "loss") for call in calls]
+        loss = torch.stack([mean_of(losses) for losses, _ in found]).mean()
+        aux = [aux for _, aux in found] if has_aux else None
+        still = torch.zeros_like(loss), torch.full_like(loss, math.nan), torch.zeros_like(loss, dtype=torch.bool)
+        self._report = _StillReport(loss, *still, aux[0] if aux and len(aux) == 1 else aux)
+        return loss
+
     def _compiled_steps(
         self, closure: Any, batches: tuple[Any, ...], count: int, has_aux: bool
     ) -> HorizonReport | None:
         """Take the steps as compiled graphs; None where the closure cannot be one, and no step was taken."""
-        self._prepare()
         if self._new and self._calls:
             return None  # the first step of a late parameter is like no other
         clip = self.clip
@@ -369,7 +390,8 @@ class HorizonAdam(torch.optim.Optimizer):
         numbers = dict(zip(PATH, self._numbers.tolist(), strict=True))
         slopes = self._forgetting.slopes.tolist()
         path = {"calls": self._calls, "evaluating": self._evaluating, "slopes": slopes, "begun": self._begun, **numbers}
-        return {**super().state_dict(), "path": path, "estimate": self.estimate.state_dict()}
+        estimate = self.estimate.state_dict() if self._leaves else {}
+        return {**super().state_dict(), "path": path, "estimate": estimate}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from what `state_dict` gave."""
@@ -395,7 +417,8 @@ class HorizonAdam(torch.optim.Optimizer):
         self._crew.again()
         self._numbers.copy_(torch.tensor([path[name] for name in PATH], dtype=torch.float64, device="cpu"))
         self._forgetting.slopes.copy_(torch.tensor(path["slopes"], dtype=torch.float64, device="cpu"))
-        self.estimate.load_state_dict(state_dict["estimate"])
+        if self._leaves:
+            self.estimate.load_state_dict(state_dict["estimate"])
 
     def _check_axes(self, state_dict: dict[str, Any]) -> None:
         numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
@@ -414,15 +437,17 @@ class HorizonAdam(torch.optim.Optimizer):
         own = {name: value for name, value in self.__dict__.items() if name in _OWN}
         return {**super().__getstate__(), **own, "_report": None, "_compiled": None}
 
-    def _prepare(self) -> None:
-        """Before a step, compiled or not."""
+    def _prepare(self) -> bool:
+        """Before a step, compiled or not; whether a parameter requires grad."""
         if self._evaluating:
             raise RuntimeError("the averaged parameters are in the model; expected a call of train() before a step.")
-        self._adopt()
+        if not self._adopt():
+            return False
         self._low_lr.see(self.param_groups)
         if not self._crew.quiet:
             labels = [f"parameter {number}" for number in range(len(self._leaves))]
             self._crew.begin(self._facts, self._calls, self._leaves, labels)
+        return True
 
     def _facts(self) -> dict[str, Any]:
         """What processes that step together must have in common."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from ...ad.run.auxiliary import split_aux
 from ...ad.run.casting import Casts
 
-__all__ = ["LossCall", "calls_of", "cast", "losses_of"]
+__all__ = ["LossCall", "calls_of", "cast", "losses_of", "mean_of"]
 
 _WANTED = "a function that returns the losses of a batch's samples"
 
@@ -56,4 +56,13 @@ def losses_of(calls: Sequence[LossCall], has_aux: bool) -> Tensor:
 
 def _losses(call: LossCall, has_aux: bool) -> Tensor:
     losses: Tensor = split_aux(call.function(*call.batch), has_aux, "the closure", "loss")[0]
-    return losses if losses.ndim == 1 else losses.flatten(1).sum(1)
+    return _by_sample(losses)
+
+
+def mean_of(losses: Tensor) -> Tensor:
+    """The mean over samples of losses (B,) or (B, ...)."""
+    return _by_sample(losses).mean()
+
+
+def _by_sample(losses: Tensor) -> Tensor:
+    return losses if losses.ndim < 2 else losses.flatten(1).sum(1)

@@ -29,7 +29,7 @@ class Forgetting:
 
     def __init__(self, leaves: Sequence[Tensor]) -> None:
         self._pulled = [position for position, leaf in enumerate(leaves) if leaf.ndim > 1]
-        device = leaves[0].device
+        device = leaves[0].device if leaves else torch.device("cpu")
         self.slopes = torch.zeros(2, len(self._pulled), dtype=torch.float64, device=device)  # mean, and mean square
 
     def take_over(self, other: Forgetting, before: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
