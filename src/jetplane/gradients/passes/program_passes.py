@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -41,15 +41,18 @@ class Passes:
     program: LossProgram
     replay: Replay | ReplayTraced
 
-    def record(self) -> NoisePlan:
-        """The plan of what the program does, with layouts still to be found."""
+    def record(self, together: Collection[int] = ()) -> NoisePlan:
+        """The plan of what the program does, with layouts still to be found.
+
+        ``together`` are nodes at whose results samples are known not to be apart.
+        """
         recorder = Recorder(self.parameters)
         losses, mode, _ = self._run(recorder, 1)
         if recorder.is_parameter(losses):
             raise UnsupportedProgram(
                 "the losses are a function of parameters alone; expected losses of data, or jetplane.gradient."
             )
-        plan = recorder.plan(mode, losses)
+        plan = recorder.plan(mode, losses, together)
         plan.writes = self.replay.wrote
         return plan
 
