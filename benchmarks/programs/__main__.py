@@ -6,9 +6,11 @@ import argparse
 import importlib
 import json
 import os
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: the processes fork
 
@@ -20,8 +22,8 @@ from .program import Program
 _FAMILIES = ("transformers", "vision", "diffusion", "adapters", "graphs", "scientific", "flows")
 
 
-def _programs(only: tuple[str, ...]) -> Iterator[Program]:
-    for name in _FAMILIES:
+def _programs(families: tuple[str, ...], only: tuple[str, ...]) -> Iterator[Program]:
+    for name in families:
         module = importlib.import_module(f".families_{name}", __package__)
         try:
             yield from (program for program in module.programs() if program.name.startswith(only))
@@ -31,27 +33,43 @@ def _programs(only: tuple[str, ...]) -> Iterator[Program]:
 
 def main() -> None:
     """Run, and write."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.programs", description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/programs.json"))
-    parser.add_argument("--page", type=Path, help="write the tables to this Markdown file")
-    parser.add_argument("--only", nargs="*", default=[""], metavar="PREFIX", help="programs whose names begin so")
-    parser.add_argument("--again", nargs="*", default=[], metavar="RESULT", help="run those again that came out so")
-    parser.add_argument("--seconds", type=float, default=60, help="for one program (default: %(default)s)")
-    arguments = parser.parse_args()
+    arguments = _arguments()
     warnings.simplefilter("ignore")
-    known = json.loads(arguments.out.read_text())["programs"] if arguments.out.exists() else {}
-    for program in _programs(tuple(arguments.only)):
-        if program.name in known and known[program.name]["result"] not in arguments.again:
-            continue
-        found = forked(lambda build=program.build: compare(build)._asdict(), arguments.seconds)
-        known[program.name] = found
-        print(f"{program.name}: {found['result']} {found['words'][:200]} ({found['seconds']} s)", flush=True)
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        part = arguments.out.with_suffix(".part")
-        part.write_text(json.dumps({"versions": versions(), "programs": dict(sorted(known.items()))}, indent=1) + "\n")
-        part.replace(arguments.out)
+    held = json.loads(arguments.out.read_text()) if arguments.out.exists() else {"versions": {}, "programs": {}}
+    known = held["programs"]
+    left = (
+        (program.name, lambda build=program.build: compare(build)._asdict())
+        for program in _programs(tuple(arguments.family), tuple(arguments.only))
+        if program.name not in known or known[program.name]["result"] in arguments.again
+    )
+    until = None if arguments.within is None else time.monotonic() + arguments.within
+    for name, found in forked(left, arguments.jobs, arguments.seconds, until):
+        known[name] = found
+        print(f"{name}: {found['result']} {found['words'][:200]} ({found['seconds']} s)", flush=True)
+        _write(arguments.out, {"versions": held["versions"] | versions(), "programs": dict(sorted(known.items()))})
     if arguments.page:
         arguments.page.write_text(page(json.loads(arguments.out.read_text())))
 
 
-main()
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.programs", description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/programs.json"))
+    parser.add_argument("--page", type=Path, help="write the tables to this Markdown file")
+    parser.add_argument("--family", nargs="*", default=[*_FAMILIES], choices=_FAMILIES, help="default: all")
+    parser.add_argument("--only", nargs="*", default=[""], metavar="PREFIX", help="programs whose names begin so")
+    parser.add_argument("--again", nargs="*", default=[], metavar="RESULT", help="run those again that came out so")
+    parser.add_argument("--seconds", type=float, default=60, help="for one program (default: %(default)s)")
+    parser.add_argument("--jobs", type=int, default=1, help="programs at a time (default: %(default)s)")
+    parser.add_argument("--within", type=float, help="seconds for all: what is left then is not run")
+    return parser.parse_args()
+
+
+def _write(path: Path, held: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(held, indent=1) + "\n")
+    part.replace(path)
+
+
+if __name__ == "__main__":
+    main()
