@@ -22,13 +22,47 @@ from .program import Program
 _FAMILIES = ("transformers", "vision", "diffusion", "adapters", "graphs", "scientific", "flows")
 
 
+# by package, as programs are named by: what is imported once, before the processes fork
+_IMPORTS = {
+    "transformers": ("transformers.models.auto.modeling_auto", "transformers.models.llama.modeling_llama"),
+    "timm": ("timm",),
+    "torchvision": ("torchvision.models", "torchvision.ops"),
+    "diffusers": ("diffusers",),
+    "peft": ("peft",),
+    "torch_geometric": ("torch_geometric.nn",),
+    "gpytorch": ("gpytorch",),
+    "torchdiffeq": ("torchdiffeq",),
+    "e3nn": ("e3nn.nn", "e3nn.o3", "e3nn.math"),
+    "zuko": ("zuko",),
+    "nflows": ("nflows.transforms", "nflows.flows"),
+    "normflows": ("normflows",),
+}
+
+
 def _programs(families: tuple[str, ...], only: tuple[str, ...]) -> Iterator[Program]:
+    """Those of packages that are there, and fit torch."""
+    there: dict[str, bool] = {}
     for name in families:
         module = importlib.import_module(f".families_{name}", __package__)
         try:
-            yield from (program for program in module.programs() if program.name.startswith(only))
+            for program in module.programs():
+                package = program.name.split("/")[0]
+                if package not in there:
+                    there[package] = _is_there(package)
+                if there[package] and program.name.startswith(only):
+                    yield program
         except (ImportError, RuntimeError) as error:  # of a package that is not there, or does not fit torch
             print(f"{name}: left out, {error}", flush=True)
+
+
+def _is_there(package: str) -> bool:
+    try:
+        for name in _IMPORTS[package]:
+            importlib.import_module(name)
+    except Exception as error:  # a package that does not fit another raises anything
+        print(f"{package}: left out, {type(error).__name__}: {error}", flush=True)
+        return False
+    return True
 
 
 def main() -> None:
