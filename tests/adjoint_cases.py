@@ -80,6 +80,8 @@ BY_MODULE: dict[str, dict[Any, tuple[Any, ...]]] = {
         aten.bmm.default: (normal(2, *X), normal(2, *W)),
         aten.addmm.default: (normal(5), normal(*X), normal(*W), {"beta": 2, "alpha": 3}),
         aten.baddbmm.default: (normal(2, 4, 5), normal(2, *X), normal(2, *W), {"beta": 2, "alpha": 3}),
+        # torch has it in short dtypes; the second group is empty
+        aten._grouped_mm.default: (torch.randn(8, 16), torch.randn(3, 16, 8), torch.tensor([4, 4, 8]).int()),
         aten.mv.default: (normal(*X), normal(3)),
         aten.dot.default: (normal(3), normal(3)),
         aten.convolution.default: (

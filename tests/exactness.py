@@ -35,7 +35,12 @@ class Coordinates:
 
 
 def check_exact(
-    module: nn.Module, loss_fn: Callable[..., Tensor], *batch: Any, every_site: bool = True, **options: Any
+    module: nn.Module,
+    loss_fn: Callable[..., Tensor],
+    *batch: Any,
+    every_site: bool = True,
+    close: float = 1e-10,
+    **options: Any,
 ) -> list[Site]:
     """The estimate equals backprop for each parameter; buffers and random state are as after one run.
 
@@ -68,7 +73,7 @@ def check_exact(
         torch.testing.assert_close(loss, losses.detach().sum() / losses.shape[0])
         for name, gradient in wanted.items():
             torch.testing.assert_close(
-                named[name].grad, gradient, rtol=0, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}"
+                named[name].grad, gradient, rtol=0, atol=close, msg=lambda m, n=name: f"{n}: {m}"
             )
         assert torch.equal(torch.get_rng_state(), end)
         for name, buffer in module.named_buffers():

@@ -244,3 +244,27 @@ def test_every_switch_of_autograd_stops_the_derivative(constant: Callable[[Tenso
     jp.forward_gradient(lambda x: (constant(z := F.linear(x, w)).clone() * z).sum(1), [w], x, samples=None)
     (expected,) = torch.autograd.grad((F.linear(x, w).tanh().detach() * F.linear(x, w)).sum(1).mean(), w)
     torch.testing.assert_close(w.grad, expected)
+
+
+def test_hooks_of_gradients_are_not_passed_over_in_silence() -> None:
+    model = mlp()
+    handle = model[0].weight.register_hook(lambda gradient: 0 * gradient)
+    estimate = jp.ForwardGradient(model.named_parameters())
+    with pytest.warns(UserWarning, match=r"the gradient of 0\.weight has hooks, which .* a forward gradient does not"):
+        estimate(classify(model), X, Y)
+    estimate(classify(model), X, Y)  # said once
+    handle.remove()
+    model[2].bias.register_post_accumulate_grad_hook(lambda leaf: None)
+    with pytest.warns(UserWarning, match=r"the gradient of 2\.bias has hooks"):
+        jp.ForwardGradient(model.named_parameters())(classify(model), X, Y)
+
+
+def test_data_made_in_inference_mode_are_data() -> None:
+    model = mlp()
+    with torch.inference_mode():
+        x = X.clone()
+    found = jp.forward_gradient(classify(model), model.parameters(), x, Y, control=False, step=0)
+    other = gradient(model).clone()
+    model.zero_grad()
+    assert found == jp.forward_gradient(classify(model), model.parameters(), X, Y, control=False, step=0)
+    assert torch.equal(other, gradient(model))

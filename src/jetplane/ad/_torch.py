@@ -42,6 +42,7 @@ __all__ = [
     "engine",
     "explain_capture",
     "full_precision",
+    "has_gradient_hooks",
     "is_composite",
     "is_fake",
     "is_functorch_wrapper",
@@ -196,6 +197,11 @@ def unwrap_functorch(tensor: torch.Tensor) -> torch.Tensor:
     while is_functorch_wrapper(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor
+
+
+def has_gradient_hooks(tensor: torch.Tensor) -> bool:
+    """Whether a backward pass would call functions of the user's with the gradient of a leaf."""
+    return bool(tensor._backward_hooks) or bool(getattr(tensor, "_post_accumulate_grad_hooks", None))
 
 
 def is_fake(kind: type) -> bool:

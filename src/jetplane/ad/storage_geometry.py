@@ -23,6 +23,7 @@ __all__ = [
     "overlap",
     "span",
     "storage_order",
+    "version_of",
     "written",
 ]
 
@@ -31,6 +32,11 @@ Geometry = tuple[tuple[int, ...], tuple[int, ...], int]  # shape, strides, offse
 # what these operations write, and the schemas of most of them do not declare
 _BATCH_NORMS = ("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "miopen_batch_norm")
 _STATISTICS = ("running_mean", "running_var")
+
+
+def version_of(tensor: Tensor) -> int:
+    """How many writes torch has counted to a tensor's memory; inference tensors are not counted."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def geometry(tensor: Tensor) -> Geometry:

@@ -45,6 +45,7 @@ from .weight import weight_gradient
 __all__ = ["ForwardGradient", "forward_gradient"]
 
 log = logging.getLogger("jetplane")
+_HOOKS = "hooks"
 _NOISY = 4.0  # times the power of all else: what the norms' part may have before it is worth a warning
 
 Params = Iterable[Any] | Mapping[str, Tensor]
@@ -133,7 +134,7 @@ class ForwardGradient:
         self.compile = compile
         self._compiled: CompiledEstimate | None = None
         self._seed_word: tuple[int, Tensor] | None = None  # the seed, and what a graph reads for it
-        self._told: set[str] = set()  # places of which it was said that samples are coupled there
+        self._told: set[str] = set()  # what was said: places where samples are coupled, and that there are hooks
         tensors, learns = self._parameters.tensors, control and estimator == "activation"
         first: int | Tensor = step
         if capturable or compile:
@@ -390,6 +391,18 @@ class ForwardGradient:
         """Raise what can be told only of a plan that the program has followed."""
         self._check_reached(plan)
         self._check_coupled(plan)
+        self._tell_of_hooks()
+
+    def _tell_of_hooks(self) -> None:
+        hooked = self._parameters.hooked()
+        if hooked and _HOOKS not in self._told:
+            self._told.add(_HOOKS)
+            warnings.warn(
+                f"the gradient of {', '.join(hooked)} has hooks, which a backward pass calls and a forward gradient "
+                "does not; expected what they do (a mask, a scale) done to .grad afterwards, or in a parametrisation.",
+                UserWarning,
+                stacklevel=users_level(),
+            )
 
     def _check_reached(self, plan: NoisePlan) -> None:
         missed = [name for number, name in enumerate(self._parameters.names) if number not in plan.reached]

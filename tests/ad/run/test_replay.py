@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import random
+
+import numpy as np
 import torch
+from torch import nn
 
 from jetplane.ad.run.replay import Replay
 
@@ -31,6 +35,42 @@ def test_trials_leave_no_trace() -> None:
     assert not torch.equal(buffer, kept) and other.any()
     replay.settle()
     assert torch.equal(buffer, kept) and not other.any() and torch.equal(torch.get_rng_state(), state)
+
+
+def test_every_source_of_random_numbers_is_put_back() -> None:
+    own, replay = torch.Generator().manual_seed(3), Replay()
+    sources = (
+        random.random,
+        np.random.rand,
+        lambda: torch.rand(()).item(),
+        lambda: torch.rand((), generator=own).item(),
+    )
+    before = [source() for source in sources]
+    first = replay.run(lambda: [source() for source in sources])
+    assert replay.run(lambda: [source() for source in sources]) == first != before
+    replay.keep()
+    after = replay.run(lambda: [source() for _ in range(2) for source in sources])[len(sources) :]
+    replay.settle()
+    assert [source() for source in sources] == after
+
+
+def test_buffers_that_a_program_assigns_are_put_back() -> None:
+    norm, replay = nn.BatchNorm1d(2), Replay()
+
+    def program() -> list[float]:
+        if not hasattr(norm, "seen"):
+            norm.register_buffer("seen", torch.zeros(()))
+        norm.running_mean = norm.running_mean + 1
+        norm.seen = norm.seen + 1
+        return [*norm.running_mean.tolist(), norm.seen.item()]
+
+    assert replay.run(program) == replay.run(program) == [1.0, 1.0, 1.0] and replay.wrote
+    replay.keep()
+    replay.run(lambda: (program(), program()))
+    replay.settle()
+    assert norm.running_mean.tolist() == [1.0, 1.0] and norm.seen == 1
+    replay.rewind()
+    assert not hasattr(norm, "seen") and not norm.running_mean.any()
 
 
 def test_memory_of_the_program_itself_is_not_saved() -> None:

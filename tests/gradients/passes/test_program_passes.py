@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -52,3 +54,39 @@ def test_buffers_and_random_state_are_as_after_one_run() -> None:
         assert torch.equal(torch.get_rng_state(), end)
         for name, value in model.state_dict().items():
             assert torch.equal(value, wanted[name]), name
+
+
+def test_a_program_that_keeps_something_from_call_to_call_is_refused() -> None:
+    first, second, calls = nn.Linear(4, 5), nn.Linear(5, 3), [0.0]
+
+    def losses(x: Tensor) -> Tensor:
+        calls[0] += 1.0
+        return classify(second)(first(x).tanh() * calls[0], Y)
+
+    parameters = [*first.parameters(), *second.parameters()]
+    with pytest.raises(
+        jp.UnsupportedProgram, match=r"other losses when it was called again .*, by up to \d.*; expected"
+    ):
+        jp.forward_gradient(losses, parameters, X)
+    assert all(parameter.grad is None for parameter in parameters)
+
+
+def test_buffers_that_are_assigned_and_any_random_numbers_are_as_in_one_run() -> None:
+    class Averaging(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 5), nn.Linear(5, 3)
+            self.register_buffer("mean", torch.zeros(5))
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.a(x).tanh() * (1 + random.random())
+            self.mean = 0.5 * self.mean + h.detach().mean(0)
+            return self.b(h - self.mean)
+
+    model = Averaging()
+    random.seed(1)
+    wanted = classify(model)(X, Y).mean()
+    mean, model.mean = model.mean, torch.zeros(5)
+    random.seed(1)
+    assert torch.allclose(jp.forward_gradient(classify(model), model.parameters(), X, Y), wanted)
+    torch.testing.assert_close(model.mean, mean)

@@ -6,6 +6,7 @@ identity as it is in expectation for the real noise. Nothing is left to chance, 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -165,6 +166,74 @@ def test_positions_that_samples_share_do_not_couple_them(samples: int, learned: 
     t = torch.randint(7, (samples, 3))
     sites = check_exact(model, lambda t, y: F.cross_entropy(model(t), y, reduction="none"), t, y)
     assert sites and not any(site.coupled for site in sites)
+
+
+class Tabled(nn.Module):
+    """Positions (T, d), and of pairs of them (heads, T, T), looked up by indices that are data."""
+
+    def __init__(self, steps: int, width: int, heads: int, first: bool) -> None:
+        super().__init__()
+        self.embed, self.places, self.norm = nn.Linear(3, width), nn.Embedding(steps, width), nn.LayerNorm(width)
+        self.query, self.pairs = nn.Linear(width, 2 * width), nn.Parameter(torch.randn(2 * steps - 1, heads))
+        self.out, self.heads, self.first = nn.Linear(width, 3), heads, first
+        each = torch.arange(steps)
+        self.register_buffer("each", each)
+        self.register_buffer("apart", (each[:, None] - each + steps - 1).flatten())
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = self.places(self.each)
+        h = self.norm(self.embed(x) + (places[:, None] if self.first else places))
+        h = h.transpose(0, 1) if self.first else h
+        query, value = self.query(h).unflatten(2, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        bias = self.pairs[self.apart].view(len(self.each), len(self.each), -1).permute(2, 0, 1)
+        mixed = (query @ value.mT + bias).softmax(-1) @ value
+        return self.out((h + mixed.transpose(1, 2).flatten(2)).tanh().mean(1))
+
+
+def tabled(sizes: tuple[int, ...], first: bool) -> tuple[nn.Module, Callable[[Tensor], Tensor], Tensor]:
+    samples, steps, width, heads = sizes
+    model, y = Tabled(steps, width, heads, first).double(), torch.arange(samples) % 3
+    x = normal(steps, samples, 3) if first else normal(samples, steps, 3)
+    return model, lambda x: F.cross_entropy(model(x), y, reduction="none"), x
+
+
+LIKE = [(2, 2, 2, 2), (2, 4, 2, 1), (3, 3, 4, 2)]  # samples, steps, width, heads
+SIZES = [sizes for sizes in itertools.product((2, 3, 4), (2, 3, 4), (2, 4), (1, 2)) if sizes not in LIKE]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "first"),
+    [(LIKE[0], False), (LIKE[1], True), (LIKE[2], True)]
+    + [pytest.param(sizes, first, marks=pytest.mark.slow) for sizes in SIZES for first in (False, True)],
+    ids=str,
+)
+def test_tables_are_not_taken_for_samples_whatever_their_sizes(sizes: tuple[int, ...], first: bool) -> None:
+    torch.manual_seed(0)
+    model, losses, x = tabled(sizes, first)
+    sites = jp.ForwardGradient(model.parameters()).sites(losses, x)
+    assert sites and not any(site.coupled for site in sites)
+    if sizes == LIKE[0]:
+        check_exact(model, losses, x)
+
+
+def test_a_place_stays_where_moving_it_is_of_no_use() -> None:
+    """What samples share goes through a layer of its own, and meets the samples in a product."""
+
+    class Prototypes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.places = nn.Linear(3, 5), nn.Linear(2, 5), nn.Embedding(5, 5)
+            self.register_buffer("classes", torch.randn(3, 2))
+            self.register_buffer("each", torch.arange(5))
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.a(x).tanh()[:, None] * self.places(self.each)
+            return h.sum(1) @ self.b(self.classes).tanh().T
+
+    torch.manual_seed(0)
+    model, x, y = Prototypes().double(), normal(3, 3), torch.arange(3)
+    sites = check_exact(model, lambda x: F.cross_entropy(model(x), y, reduction="none"), x, every_site=False)
+    assert [(tuple(site.shape), site.coupled) for site in sites] == [((3, 5), False), ((3, 5), True)]
 
 
 def test_what_couples_samples_is_said_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -461,3 +461,14 @@ def test_code_of_the_documents_runs() -> None:
     block = text.partition("### Habits")[2].partition("```python\n")[2].partition("```")[0]
     assert "OneCycleLR" in block
     exec(compile(block, "<document>", "exec"), {})
+
+
+def test_float16_has_no_gradients_whose_square_is_zero() -> None:
+    """eps is zero there, too, and so dead units made parameters of infinity."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 3)).half()
+    x, y = torch.randn(4, 3).half(), torch.arange(4) % 3
+    opt = HorizonAdam(model.parameters())
+    losses = [opt.step(lambda x: F.cross_entropy(model(x).float(), y, reduction="none"), x) for _ in range(8)]
+    assert torch.stack(losses).isfinite().all() and losses[-1] < losses[0]
+    assert all(leaf.isfinite().all() for leaf in model.parameters())

@@ -23,6 +23,7 @@ from ..storage_geometry import written
 from .boundary import AtOnce, Boundary
 from .grad_switches import GradSwitches
 from .locate import call_site
+from .results import complex_value, refuse_reinterpretation
 from .rows import Record, Seed
 from .stops import StopMode, every_stop
 from .witness import Witness
@@ -195,7 +196,7 @@ class JetMode(_torch.DispatchMode):
             out = func(*args, **kwargs)
             if self._stopped:
                 self._stop_views(func, args, out)
-            _refuse_reinterpretation(func, tracked, out)
+            refuse_reinterpretation(func, tracked[0].dtype, out)
             return out
         if step.kind is Kind.CONSTANT:
             return func(*args, **kwargs)
@@ -302,7 +303,7 @@ class JetMode(_torch.DispatchMode):
         if jet.tangent is None and jet.second is None:
             return
         if value.is_complex():
-            raise _complex("an operation")
+            raise complex_value("an operation")
         # Outputs of one operation may share a storage, so an existing record is written to, not replaced.
         self._overwrite(value, jet)
 
@@ -405,7 +406,7 @@ class JetMode(_torch.DispatchMode):
             out = func(*args, **kwargs)
             tensors = [t for t in _torch.pytree.tree_leaves(out) if isinstance(t, Tensor)]
             if any(t.is_complex() for t in tensors):
-                raise _complex(func)
+                raise complex_value(func)
             if not any(t.is_floating_point() for t in tensors):
                 return out  # integers and truth values have no derivative
         raise MissingRule(f"{func} has no rule", str(func))
@@ -493,21 +494,6 @@ def _supported(out: Any, support: Support) -> Any:
 
 def _cast(rows: Tensor | None, value: Tensor) -> Tensor | None:
     return rows if rows is None or rows.dtype == value.dtype else rows.to(value.dtype)
-
-
-def _complex(func: Any) -> UnsupportedProgram:
-    return UnsupportedProgram(
-        f"complex is not supported: {call_site(str(func))} makes a complex value of a perturbed tensor; expected "
-        "real ones."
-    )
-
-
-def _refuse_reinterpretation(func: Any, tracked: list[Tensor], out: Any) -> None:
-    for tensor in out if isinstance(out, list | tuple) else [out]:
-        if isinstance(tensor, Tensor) and tensor.dtype != tracked[0].dtype:
-            if tensor.is_complex() or tracked[0].is_complex():
-                raise _complex(func)
-            raise MissingRule(f"{func} reinterprets perturbed memory as {tensor.dtype}", str(func))
 
 
 def _has_own_dispatch(kind: Any) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from ...errors import UnsupportedProgram
-from ..storage_geometry import written
+from ..storage_geometry import version_of, written
 
 __all__ = ["Witness"]
 
@@ -35,7 +35,9 @@ class Witness:
             for tensor in written(func, args, kwargs):
                 storage = _storage(tensor)
                 if storage is not None:
-                    self._versions[storage] = _version(tensor) + 1  # torch counts the write when the operation returns
+                    self._versions[storage] = (
+                        version_of(tensor) + 1
+                    )  # torch counts the write when the operation returns
 
     def leaf(self, tensor: Tensor) -> None:
         """A tensor that is perturbed, whether or not the program uses it."""
@@ -46,7 +48,7 @@ class Witness:
             if isinstance(value, Tensor):
                 storage = _storage(value)
                 if storage is not None and not (new and storage in self._versions):
-                    self._versions[storage] = _version(value)
+                    self._versions[storage] = version_of(value)
             elif isinstance(value, _SEVERAL):
                 self._enter(value, new)
 
@@ -62,7 +64,7 @@ class Witness:
                 f"the tensor of shape {shape} was not computed in this pass, so its derivatives are unknown; expected "
                 "a tensor that was made inside the block of this perturb."
             )
-        if _version(tensor) != version:
+        if version_of(tensor) != version:
             raise UnsupportedProgram(
                 f"the tensor of shape {shape} was written in place after the pass, so its derivatives are those of its "
                 "old value; expected it as the pass left it, or the write inside the block."
@@ -74,7 +76,3 @@ def _storage(tensor: Tensor) -> Any:
         return tensor.untyped_storage()
     except NotImplementedError:  # sparse and nested layouts own no single storage
         return None
-
-
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version  # inference tensors are not counted

@@ -7,18 +7,38 @@ buffers. A :class:`Replay` keeps what the first run found, and puts it back befo
 from __future__ import annotations
 
 import contextlib
+import random
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .. import _torch
 from ..storage_geometry import written
+from .rebound import Rebound
 
 _SEVERAL = (list, tuple)
-_Random = tuple[Tensor, list[Tensor]]  # of the CPU, and of the CUDA devices in use
+
+
+class _Random(NamedTuple):
+    """What random numbers are drawn from."""
+
+    cpu: Tensor
+    cuda: list[Tensor]  # of the devices in use
+    python: Any
+    numpy: Any  # None where it was not imported
+
+
+class _Kept(NamedTuple):
+    """What a run has left."""
+
+    random: _Random
+    contents: list[tuple[Any, Any]]  # storages, and copies of them
+    buffers: dict[Any, Any]  # of modules
+    drawn: dict[torch.Generator, Tensor]  # the states of generators that were handed over
 
 
 class Replay:
@@ -32,8 +52,8 @@ class Replay:
     def __init__(self, devices: Iterable[torch.device] = ()) -> None:
         self._cuda = sorted({d.index or 0 for d in devices if d.type == "cuda"})
         self._random: _Random | None = None
-        self._writes = _Writes()
-        self._kept: tuple[_Random, list[tuple[Any, Any]]] | None = None
+        self._writes, self._rebound = _Writes(), Rebound()
+        self._kept: _Kept | None = None
 
     def run(self, program: Callable[[], Any]) -> Any:
         """The program's result, as on the first run."""
@@ -41,33 +61,38 @@ class Replay:
             self._random = self._random_state()
         else:
             self.rewind()
-        with self._writes:
+        with self._writes, self._rebound.watched():
             return program()
 
     def rewind(self) -> None:
         """Put random state and memory back to what the first run found."""
         if self._random is not None:
             self._set_random_state(self._random)
+            self._rebound.restore()
             self._writes.restore()
 
     def keep(self) -> None:
         """Remember memory and random state as the last run left them, for further runs are only trials."""
-        self._kept = self._random_state(), self._writes.contents()
+        self._kept = _Kept(
+            self._random_state(), self._writes.contents(), self._rebound.contents(), self._writes.states()
+        )
 
     def settle(self) -> None:
         """Put memory and random state back to what was kept."""
         if self._kept is None:
             return
-        random, contents = self._kept
         self.rewind()  # also what only a trial has written
-        self._set_random_state(random)
-        for storage, saved in contents:
+        self._set_random_state(self._kept.random)
+        self._rebound.assign(self._kept.buffers)
+        for storage, saved in self._kept.contents:
             storage.copy_(saved)
+        for generator, state in self._kept.drawn.items():
+            generator.set_state(state)
 
     @property
     def wrote(self) -> bool:
         """Whether a run has written to memory from outside the program."""
-        return bool(self._writes._saved)
+        return bool(self._writes._saved or self._rebound.contents())
 
     def wrote_to(self, tensor: Tensor) -> bool:
         """Whether a run has written to the memory of a tensor from outside the program."""
@@ -83,23 +108,34 @@ class Replay:
             self._writes.paused = before
 
     def _random_state(self) -> _Random:
-        return torch.get_rng_state(), [torch.cuda.get_rng_state(index) for index in self._cuda]
+        numpy = sys.modules.get("numpy")
+        cuda = [torch.cuda.get_rng_state(index) for index in self._cuda]
+        return _Random(
+            torch.get_rng_state(), cuda, random.getstate(), None if numpy is None else numpy.random.get_state()
+        )
 
     def _set_random_state(self, state: _Random) -> None:
-        cpu, cuda = state
-        torch.set_rng_state(cpu)
-        for index, one in zip(self._cuda, cuda, strict=True):
+        torch.set_rng_state(state.cpu)
+        for index, one in zip(self._cuda, state.cuda, strict=True):
             torch.cuda.set_rng_state(one, index)
+        random.setstate(state.python)
+        if state.numpy is not None:
+            sys.modules["numpy"].random.set_state(state.numpy)
 
 
 class _Writes(_torch.DispatchMode):
-    """Saves the contents of every storage from outside the program before its first write."""
+    """Saves the contents of every storage from outside the program before its first write; generators likewise."""
 
     def __init__(self) -> None:
         super().__init__()
         self._born: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
         self._saved: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self._drawn: dict[torch.Generator, Tensor] = {}  # states before the first use
         self.paused = False
+
+    def states(self) -> dict[torch.Generator, Tensor]:
+        """The generators that were used, with their states."""
+        return {generator: generator.get_state() for generator in self._drawn}
 
     def contents(self) -> list[tuple[Any, Any]]:
         """The storages that were written, with copies of what they hold now."""
@@ -109,6 +145,8 @@ class _Writes(_torch.DispatchMode):
         """Put back what the storages held before their first write."""
         for storage, contents in self._saved.items():
             storage.copy_(contents)
+        for generator, state in self._drawn.items():
+            generator.set_state(state)
 
     def _save(self, storage: Any) -> None:
         """Keep what a storage holds, unless the program has made it."""
@@ -119,6 +157,9 @@ class _Writes(_torch.DispatchMode):
         kwargs = kwargs or {}
         if self.paused:
             return func(*args, **kwargs)
+        generator = kwargs.get("generator")
+        if generator is not None and generator not in self._drawn:
+            self._drawn[generator] = generator.get_state()
         for tensor in written(func, args, kwargs):
             if tensor.layout is torch.strided:
                 self._save(tensor.untyped_storage())

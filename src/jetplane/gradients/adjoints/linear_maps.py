@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,6 +12,7 @@ from torch import Tensor
 from ..program.done import Done
 from ..program.watch import Path
 from .adjoint import Adjoint, enter, summed
+from .default import vjp
 from .entry_maps import rows
 
 aten = torch.ops.aten
@@ -46,6 +49,24 @@ def _dot(delta: Tensor, done: Done, path: Path) -> Tensor:
     return delta * done.args[1 - int(path[0])]
 
 
+def _grouped(delta: Tensor, done: Done, path: Path) -> Tensor:
+    """A product for each group of rows, columns or inner places: ``offs`` divides the axis that two of three have."""
+    left, right, offs = done.args[0], done.args[1], done.bound()["offs"]
+    delta = delta.to(left.dtype).contiguous()  # the kernel reads rows or columns in memory, and nothing expanded
+    if path == (0,):
+        return aten._grouped_mm(delta, right.mT, offs)
+    if path == (1,):
+        return aten._grouped_mm(left.mT, delta, offs)
+    return vjp(delta, done, path)
+
+
+def _live_grouped(
+    wanted: Tensor, made: torch.Size, shape: torch.Size, path: Path, settings: Sequence[Any]
+) -> Tensor | None:
+    """Where the groups are of rows, each row is by itself."""
+    return wanted.any(-1, keepdim=True) if path == (0,) and len(shape) == len(made) == 2 else None
+
+
 def _convolution(delta: Tensor, done: Done, path: Path) -> Tensor:
     x, weight, bias, *options = done.args
     if x.ndim == len(options[0]) + 1:  # without a batch
@@ -67,4 +88,5 @@ enter(Adjoint(_pull_addmm, _addmm, live=rows(1), paths=((1,),), weights=True), a
 enter(Adjoint(product=_addmm), aten.baddbmm.default)
 enter(Adjoint(product=_mv), aten.mv.default)
 enter(Adjoint(product=_dot), aten.dot.default)
+enter(Adjoint(_grouped, _grouped, live=_live_grouped, weights=True), aten._grouped_mm.default)
 enter(Adjoint(product=_convolution), aten.convolution.default, aten._convolution.default)

@@ -74,12 +74,12 @@ class KeptPlans:
         """The plan of what the program does now: one that is known, or a new one."""
         plans = self._by_form.setdefault(passes.program.form, [])
         plan = _taken_out(plans, passes.record())
-        if width.memory is not None and plan.trace is None:
-            plan.trace = _measured(passes, plan)
+        _measure(plan, passes, width)
         if plan.due:
-            wide = width.of(plan) if width.memory is not None else max(_WIDE, width.of(plan))
-            find_layouts(plan, partial(passes.carry, plan, masked=False), wide)
-            find_tokens(plan, partial(passes.look, plan), wide)
+            _find_layouts(plan, passes, width)
+            if plan.age == 0:
+                plan = _apart(plan, passes, width)
+            find_tokens(plan, partial(passes.look, plan), _wide(plan, width))
             plan.due = False
         plans.insert(0, plan)
         del plans[_KEPT:]
@@ -92,6 +92,49 @@ def _taken_out(plans: list[NoisePlan], new: NoisePlan) -> NoisePlan:
         if known.is_of(new):
             return plans.pop(place)
     return new
+
+
+def _find_layouts(plan: NoisePlan, passes: Passes, width: Width) -> None:
+    find_layouts(plan, partial(passes.carry, plan, masked=False), _wide(plan, width))
+
+
+def _apart(plan: NoisePlan, passes: Passes, width: Width) -> NoisePlan:
+    """The plan, or one whose noise enters behind what samples share, where that is found to tell them apart there.
+
+    Shapes do not always say what is shared: a table (T, d) of positions looks like samples where T or d is a multiple
+    of their number. Sites at which samples are coupled are moved on, and stay where that was of no use.
+    """
+    found, moved = plan, _coupled(plan)
+    for _ in range(2):
+        together = {node for site in moved for node in site.group.nodes}
+        if not together:
+            return found
+        other = passes.record(together)
+        if not other.is_of(plan) or other.ends.keys() == plan.ends.keys():
+            return found
+        _measure(other, passes, width)
+        _find_layouts(other, passes, width)
+        layers = {layer for site in _coupled(other) for layer in site.group.calls}
+        useful = [site for site in moved if layers.isdisjoint(site.group.calls)]
+        if len(useful) == len(moved):
+            return other
+        moved = useful
+    return found
+
+
+def _coupled(plan: NoisePlan) -> list[Site]:
+    """The sites at which samples are coupled, and not by a batch norm, of which more is known."""
+    return [site for site in plan.sites if site.coupled and site.layout is None]
+
+
+def _wide(plan: NoisePlan, width: Width) -> int:
+    """How many tangents a probe carries."""
+    return width.of(plan) if width.memory is not None else max(_WIDE, width.of(plan))
+
+
+def _measure(plan: NoisePlan, passes: Passes, width: Width) -> None:
+    if width.memory is not None and plan.trace is None:
+        plan.trace = _measured(passes, plan)
 
 
 def _measured(passes: Passes, plan: NoisePlan) -> Trace:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...ad.algebra.registry import Kind
 from ...ad.algebra.registry import plan as engine_plan
-from ...ad.storage_geometry import written
+from ...ad.storage_geometry import version_of, written
 from ...errors import UnsupportedProgram
 from ..adjoints import default
 from ..adjoints.adjoint import INPUTS, RESULT, Adjoint, find, lookup
@@ -135,7 +135,7 @@ class _Follower:
         for tensor, (version, count) in zip(tensors, versions, strict=False):
             # a version is that of all views of a memory, and tells more than was seen to be written
             seen = self._writes.count(tensor) > count and not self._writes.touched(tensor, count)
-            if tensor._version != version and not seen:
+            if version_of(tensor) != version and not seen:
                 raise UnsupportedProgram(
                     f"the {tuple(tensor.shape)} that {done.func} read or made was overwritten before its gradient was "
                     "formed; expected an operation that does not write in place there."
@@ -145,7 +145,7 @@ class _Follower:
         """The next operation begins. Torch counts a write after the one that makes it has returned: so only now."""
         if self._new is not None and self._new in self._held:
             tensors = self._held[self._new][1]
-            self._versions[self._new] = [(tensor._version, self._writes.count(tensor)) for tensor in tensors]
+            self._versions[self._new] = [(version_of(tensor), self._writes.count(tensor)) for tensor in tensors]
         self._new = None
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -40,16 +40,21 @@ class Passes:
     parameters: Parameters
     program: LossProgram
     replay: Replay | ReplayTraced
+    first: list[Tensor] = field(default_factory=list)  # the losses of the run that was recorded, if one was
 
-    def record(self) -> NoisePlan:
-        """The plan of what the program does, with layouts still to be found."""
+    def record(self, together: Collection[int] = ()) -> NoisePlan:
+        """The plan of what the program does, with layouts still to be found.
+
+        ``together`` are nodes at whose results samples are known not to be apart.
+        """
         recorder = Recorder(self.parameters)
         losses, mode, _ = self._run(recorder, 1)
+        self.first[:] = [losses.detach().clone()]
         if recorder.is_parameter(losses):
             raise UnsupportedProgram(
                 "the losses are a function of parameters alone; expected losses of data, or jetplane.gradient."
             )
-        plan = recorder.plan(mode, losses)
+        plan = recorder.plan(mode, losses, together)
         plan.writes = self.replay.wrote
         return plan
 
@@ -71,7 +76,7 @@ class Passes:
             statistics = Statistics(plan)
         injector = Injector(plan, rows, self.replay.unwatched, masked, readout, prediction, statistics)
         losses, mode, _ = self._run(injector, k, watched=plan.writes or not capturing())
-        _check(plan, mode, losses)
+        self._check(plan, mode, losses)
         with torch.no_grad():
             tangents, predicted = injector.finish(losses, k)
             paired = readout is not None and readout.paired
@@ -89,7 +94,7 @@ class Passes:
         statistics = Statistics(plan) if plan.norms else None
         injector = Injector(plan, rows, self.replay.unwatched, False, readout, statistics=statistics)
         losses, mode, _ = self._run(injector, k, probing=True)
-        _check(plan, mode, losses)
+        self._check(plan, mode, losses)
         with torch.no_grad():
             return injector.finish(losses, k)[0]
 
@@ -111,12 +116,24 @@ class Passes:
         collector = Collector(plan, Gradients(self.parameters), noise, scalars, chunk, prediction, statistics)
         # where nothing can run after it, nothing has to be put back
         losses, mode, aux = self._run(collector, 1, watched=approve is not None and not capturing())
-        _check(plan, mode, losses)
+        self._check(plan, mode, losses)
         if approve:
             approve()
         with torch.no_grad():
             collector.finish(losses)
         return losses, aux
+
+    def _check(self, plan: NoisePlan, mode: WatchMode, losses: Tensor) -> None:
+        """Raise where a run did not do what was planned, or not with the numbers of the run that was recorded."""
+        if (mode.nodes, losses.shape[0], mode.origin(losses)) != (len(plan.keys), plan.samples, plan.result):
+            raise Changed
+        if self.first and not _alike(losses.detach(), self.first[0]):
+            raise UnsupportedProgram(
+                f"loss_fn returned other losses when it was called again with the same random numbers, by up to "
+                f"{float((losses.detach() - self.first[0]).abs().nan_to_num().amax()):.3g}; expected one that keeps "
+                "nothing from call to call but memory that it writes in place, buffers of modules, and the random "
+                "states of torch, Python and numpy."
+            )
 
     def _run(self, phase: Phase, k: int, watched: bool = True, probing: bool = False) -> tuple[Tensor, WatchMode, Any]:
         mode = WatchMode(PairSet.none(k), self.parameters, phase, probing)
@@ -141,6 +158,8 @@ def _loss_tangents(mode: WatchMode, losses: Tensor, k: int) -> Tensor:
     return tangent.reshape(k, losses.shape[0], -1).sum(2, keepdim=True)
 
 
-def _check(plan: NoisePlan, mode: WatchMode, losses: Tensor) -> None:
-    if (mode.nodes, losses.shape[0], mode.origin(losses)) != (len(plan.keys), plan.samples, plan.result):
-        raise Changed
+def _alike(losses: Tensor, first: Tensor) -> bool:
+    """Whether they are the same but for rounding, which tangents beside them may change."""
+    close = torch.finfo(first.dtype).eps ** 0.5
+    size = float(first.abs().nan_to_num(0.0, 0.0, 0.0).amax())
+    return torch.allclose(losses, first, rtol=close, atol=close * size, equal_nan=True)

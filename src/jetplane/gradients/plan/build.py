@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
@@ -25,8 +25,11 @@ __all__ = ["Builder"]
 class Builder:
     """Turns operations into groups: first the part behind the last layers, then a site for each other layer."""
 
-    def __init__(self, nodes: list[Node], losses: list[tuple[Path | None, int]]) -> None:
+    def __init__(
+        self, nodes: list[Node], losses: list[tuple[Path | None, int]], together: Collection[int] = ()
+    ) -> None:
         self._nodes = nodes
+        self._together = together  # nodes at whose results samples are known not to be apart
         self._flow = Dataflow(nodes, losses)
         self._calls = [node for node in nodes if node.parameters and node.number in self._flow.live]
         self._exact = [node.number for node in self._calls if self._is_exact(node)]  # calls
@@ -125,16 +128,20 @@ class Builder:
     def _chain(self, node: Node) -> list[Cut]:
         """Where noise may enter, best first: as far as there are no more numbers than at any place before."""
         kept: list[Cut] = []
-        fewest = 0.0
+        fewest, shared = 0.0, False
         for cut in self._cuts(node):
             # where samples share an entry, as of positions (1, T), its noise comes back by the losses of all of them
-            numbers = cut.numbers * (self._samples if _is_shared(cut.node.shape, self._samples) else 1)
+            shared = self._is_shared(cut.node) or (shared and cut.is_neutral(self._flow))
+            numbers = cut.numbers * (self._samples if shared else 1)
             if not kept or numbers <= fewest:
                 kept.append(cut)
                 fewest = numbers
         while kept[-1].is_neutral(self._flow):
             kept.pop()
         return kept[::-1]
+
+    def _is_shared(self, node: Node) -> bool:
+        return node.number in self._together or _looks_shared(node.shape, self._samples)
 
     def _cuts(self, node: Node, weights: bool = False) -> list[Cut]:
         return cuts(self._flow, node, set(self._exact), weights)
@@ -264,7 +271,7 @@ class Builder:
         return hashlib.sha256(repr((nodes, sizes, inputs)).encode()).hexdigest()[:16]
 
 
-def _is_shared(shape: torch.Size, samples: int) -> bool:
+def _looks_shared(shape: torch.Size, samples: int) -> bool:
     """Whether no axis, nor the first ones together, look as if they counted the samples."""
     likely = any(one.axis == 0 or shape[one.axis] == samples for one in candidates(shape, samples))
     together = any(math.prod(shape[:axes]) % samples == 0 for axes in range(1, len(shape)))

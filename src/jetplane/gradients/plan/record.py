@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
@@ -142,7 +142,7 @@ class Recorder:
         index = self._parameters.find(tensor)
         return f"{tuple(tensor.shape)}" if index is None else f"{self._parameters.names[index]} {tuple(tensor.shape)}"
 
-    def plan(self, mode: WatchMode, losses: Tensor) -> NoisePlan:
-        """The plan, with layouts still to be found."""
-        builder = Builder(self.graph.nodes, self.graph.values((), losses))
+    def plan(self, mode: WatchMode, losses: Tensor, together: Collection[int] = ()) -> NoisePlan:
+        """The plan, with layouts still to be found; ``together`` are nodes at which samples are not apart."""
+        builder = Builder(self.graph.nodes, self.graph.values((), losses), together)
         return builder.plan(losses.shape[0], mode.origin(losses), self.random)

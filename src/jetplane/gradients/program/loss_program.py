@@ -30,7 +30,12 @@ class LossProgram:
         out, aux = split_aux(self.loss_fn(*self.batch), self.has_aux, "loss_fn", "losses")
         if not isinstance(out, Tensor):
             raise TypeError(f"loss_fn returned {type(out).__name__}; expected a tensor of losses (B,).")
-        if out.ndim == 0 or out.shape[0] == 0 or not out.is_floating_point():
+        if out.ndim and out.shape[0] == 0:
+            raise ValueError(
+                f"loss_fn returned no loss, {tuple(out.shape)}; expected at least one sample in a batch (the last "
+                "one of a sampler may be empty)."
+            )
+        if out.ndim == 0 or not out.is_floating_point():
             raise ValueError(
                 f"loss_fn returned {out.dtype} of shape {tuple(out.shape)}; expected one loss for each sample, (B,): "
                 "reduction='none', and no mean."

@@ -70,6 +70,12 @@ class Parameters:
                 return index
         return None
 
+    def hooked(self) -> list[str]:
+        """The names of those with hooks for their gradients."""
+        return [
+            name for name, tensor in zip(self.names, self.tensors, strict=True) if _torch.has_gradient_hooks(tensor)
+        ]
+
     def touched(self, tensor: Tensor) -> list[str]:
         """The names of the parameters that have an element in common with ``tensor``."""
         near = self.places.get(tensor.untyped_storage(), ())

@@ -21,6 +21,7 @@ from ...ad.algebra.jet import Operand, PairSet
 from ...ad.algebra.registry import Kind, Treatment, is_elementwise, plan
 from ...ad.engine.interpreter import JetMode
 from ...ad.engine.locate import call_site
+from ...ad.engine.results import refuse_layout, refuse_reinterpretation, refuse_results
 from ...ad.rules.attention import KERNELS, added, bias_of, drops, options_of
 from ...ad.rules.indexing import GATHERS
 from ...ad.storage_geometry import written
@@ -154,6 +155,8 @@ class WatchMode(JetMode):
     def _parametrised(self, func: Any, args: Any, kwargs: Any) -> Any:
         """An operation that makes a parameter of parameters."""
         out = func(*args, **kwargs)
+        for tensor in outputs(out):
+            refuse_layout(func, tensor)
         self._mark(out, _PARAMETER)
         self._phase.parametrised(func, args, kwargs, out)
         return out
@@ -190,6 +193,9 @@ class WatchMode(JetMode):
         visit = Visit(self._nodes, func, args, kwargs, variables, parameters)
         self._phase.before(self, visit)
         out = self._run(func, types, args, kwargs)
+        if plan(func).kind is Kind.VIEW:
+            refuse_reinterpretation(func, (variables or parameters)[0][1].dtype, out)
+        refuse_results(func, out)
         self._mark(out, _VARIABLE)
         for tensor in outputs(out):
             self._changes[tensor.untyped_storage()] = self._nodes, 0
@@ -292,7 +298,8 @@ class WatchMode(JetMode):
     def _mark(self, out: Any, kind: str) -> None:
         for tensor in outputs(out):
             if self._parameters.find(tensor) is None:
-                differentiable = tensor.is_floating_point()
+                # complex numbers of parameters alone are differentiated with what is made of them
+                differentiable = tensor.is_floating_point() or (kind == _PARAMETER and tensor.is_complex())
                 self._kinds[tensor.untyped_storage()] = kind if differentiable or kind == _BORN else _BORN
 
     def _is_parametrisation(self, func: Any, step: Treatment, given: Any, kinds: list[str]) -> bool:

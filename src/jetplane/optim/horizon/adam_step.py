@@ -162,9 +162,15 @@ def _directions(rules: Rules, held: Course, grads: Sequence[Tensor], taken: Tens
         mean, square, turned = state["exp_avg"], state["exp_avg_sq"], eigenbasis.away(state, grad)
         mean.copy_(torch.where(taken, _lerp(mean, turned, 1 - first), mean))
         square.copy_(torch.where(taken, _lerp(square, turned * turned, 1 - second), square))
-        size = square.sqrt() / scales[1].to(square) + rules.eps
+        size = square.sqrt() / scales[1].to(square) + max(rules.eps, _least(square.dtype))
         directions.append(eigenbasis.back(state, -(mean / scales[0].to(mean)) / size))
     return directions
+
+
+def _least(dtype: torch.dtype) -> float:
+    """The root of the least square that a dtype has: of float16 a smaller gradient has none, and eps is zero."""
+    numbers = torch.finfo(dtype)
+    return (numbers.smallest_normal * numbers.eps) ** 0.5
 
 
 def _lerp(mean: Tensor, new: Tensor, share: Any) -> Tensor:
