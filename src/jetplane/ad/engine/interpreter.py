@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...errors import MissingRule, UnsupportedProgram
-from .. import _torch, rules
+from .. import _torch, _torch_distributed, rules
 from ..algebra.jet import Operand, PairSet
 from ..algebra.registry import Kind, Treatment, lookup, plan
 from ..algebra.sparse import SparseOperand, Support, padded, term_of
@@ -54,6 +54,7 @@ class JetMode(_torch.DispatchMode):
         self._bodies: list[Any] = []  # composites that are running, innermost last
         self.witness: Witness | None = None  # of what is seen, where results are read by whoever wrote the program
         self._functions: list[str] = []  # autograd.Functions running that no perturbed tensor was passed to
+        self._others = _torch_distributed.has_others()  # processes, who may perturb what is constant here
 
     # -- records ----------------------------------------------------------------------------------------------------
 
@@ -137,22 +138,24 @@ class JetMode(_torch.DispatchMode):
         ):  # slow: an abstract class
             return self._call(func, args, kwargs)
         out = self._dispatch(func, types, args, kwargs)
-        if self.witness is not None:
+        if self.witness is not None and out is not NotImplemented:
             self.witness.note(func, args, kwargs, out)
         return out
 
     def _dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if not _PLAIN.issuperset(types):
+            if any(map(_torch_distributed.is_wrapper, types)):
+                return NotImplemented  # it sends the operation on to the tensors inside, and they are seen again
             _refuse_subclasses(func, types)
         tracked = self._tracked(args, kwargs)
-        if not tracked:
+        if not tracked and not (self._others and not self.switches.off and plan(func).traits.meets):
             out = func(*args, **kwargs)
             if self._stopped:
                 self._stop_views(func, args, out)
             return out
         if self.switches.off:
             return self._constant(func, args, kwargs)
-        if self._functions:
+        if self._functions and tracked:
             raise UnsupportedProgram(
                 f"the forward body of torch.autograd.Function {self._functions[-1]} uses a perturbed tensor that is "
                 f"not one of its arguments, in {call_site(str(func))}; expected it as an argument, and a rule."
@@ -248,7 +251,7 @@ class JetMode(_torch.DispatchMode):
 
     def _early(self, step: Treatment, func: Any, args: Any, kwargs: Any, pairs: PairSet) -> Any:
         """The outputs of a rule before the boundary: tangents alone, of some directions where no argument has more."""
-        if not self._sparse:
+        if not self._sparse or step.traits.meets:
             return self._rule(step, func, args, kwargs, pairs, self._lift)
         given: list[Operand] = []
         args, kwargs = (self._lift_sparsely(values, pairs.k, given) for values in (args, kwargs))
