@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -124,23 +123,18 @@ class Managed(NamedTuple):
         return whole
 
 
-def managed(tensors: Sequence[Tensor]) -> dict[int, Managed]:
-    """What FSDP manages of these parameters, by their places."""
+def managed() -> dict[int, Managed]:
+    """What FSDP manages, by the ids of the sharded parameters."""
     states = sys.modules.get("torch.distributed._composable_state")
-    if states is None or not any(map(is_dtensor, tensors)):
-        return {}
-    places = {id(tensor): place for place, tensor in enumerate(tensors)}
     found: dict[int, Managed] = {}
-    for reference in list(states._module_state_mapping.values()):
+    for reference in [] if states is None else list(states._module_state_mapping.values()):
         state = reference()
         groups = getattr(state, "_fsdp_param_groups", None)
         if groups is None:  # before torch 2.13 a state has one
             groups = [getattr(state, "_fsdp_param_group", None)]
         for group in groups:
             for parameter in getattr(group, "fsdp_params", ()):
-                place = places.get(id(parameter.sharded_param))
-                if place is not None:
-                    found[place] = Managed(parameter, group)
+                found[id(parameter.sharded_param)] = Managed(parameter, group)
     return found
 
 
@@ -148,13 +142,3 @@ def free(found: Sequence[Managed]) -> None:
     """Let what was gathered go, so that it is gathered anew, and modules have their sharded parameters."""
     for group in {id(one.group): one.group for one in found}.values():
         group.reshard()
-
-
-@contextlib.contextmanager
-def freed(found: Sequence[Managed]) -> Iterator[None]:
-    """The same before and after a block: without a backward pass a root keeps what it has gathered."""
-    free(found)
-    try:
-        yield
-    finally:
-        free(found)

@@ -117,11 +117,13 @@ class JetMode(_torch.DispatchMode):
 
     def stop(self, tensor: Tensor) -> None:
         """Let no tangent through this tensor object: the user detached it."""
+        tensor = _torch_distributed.inside(tensor)
         key = id(tensor)
         self._stopped[key] = weakref.ref(tensor, lambda _: self._stopped.pop(key, None))
 
     def forget(self, tensor: Tensor) -> None:
         """Let no tangent be in this tensor's memory, which no other shares."""
+        tensor = _torch_distributed.inside(tensor)
         self._records.pop(tensor.untyped_storage(), None)
 
     def is_stopped(self, tensor: Tensor) -> bool:

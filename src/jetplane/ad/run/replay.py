@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _torch
+from .. import _torch, _torch_distributed
 from ..storage_geometry import written
 
 _Random = tuple[Tensor, list[Tensor]]  # of the CPU, and of the CUDA devices in use
@@ -61,7 +61,7 @@ class Replay:
         self.rewind()  # also what only a trial has written
         self._set_random_state(random)
         for storage, saved in contents:
-            storage.copy_(saved)
+            _put_back(storage, saved)
 
     @property
     def wrote(self) -> bool:
@@ -107,7 +107,7 @@ class _Writes(_torch.DispatchMode):
     def restore(self) -> None:
         """Put back what the storages held before their first write."""
         for storage, contents in self._saved.items():
-            storage.copy_(contents)
+            _put_back(storage, contents)
 
     def _save(self, storage: Any) -> None:
         """Keep what a storage holds, unless the program has made it."""
@@ -116,6 +116,8 @@ class _Writes(_torch.DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if types and any(map(_torch_distributed.is_wrapper, types)):
+            return NotImplemented  # what is done to the tensors inside is seen
         if self.paused:
             return func(*args, **kwargs)
         for tensor in written(func, args, kwargs):
@@ -128,6 +130,12 @@ class _Writes(_torch.DispatchMode):
             if id(storage) not in inputs:
                 self._born[storage] = True
         return out
+
+
+def _put_back(storage: Any, contents: Any) -> None:
+    """What a storage held, unless it was freed since: what FSDP gathers for a use is gathered anew."""
+    if storage.nbytes() == contents.nbytes():
+        storage.copy_(contents)
 
 
 def _tensors(tree: Any) -> list[Tensor]:
