@@ -71,13 +71,8 @@ class Pass:
 
     @contextlib.contextmanager
     def _freed(self) -> Iterator[None]:
-        """The same, before and after which FSDP's parameters are parts: without a backward pass a root stays whole."""
-        groups.free(self._gathered)
-        try:
-            with guarded(self.mode):
-                yield
-        finally:
-            groups.free(self._gathered)
+        with Gathered(self._gathered), guarded(self.mode):
+            yield
 
     def unused(self) -> list[str]:
         """Labels of the leaves that no operation has read."""
@@ -109,6 +104,30 @@ class Pass:
             return torch.zeros((count, *tensor.shape), dtype=dtype, device=tensor.device)
 
         return Jet(tensor, full(jet.tangent, self.pairs.k), full(jet.second, self.pairs.rows))
+
+
+class Gathered:
+    """Before and after a run of the program FSDP's parameters are parts: without a backward pass a root stays whole,
+
+    and would be what it was before its parts moved.
+    """
+
+    def __init__(self, managed: Sequence[groups.Managed]) -> None:
+        self._managed = managed
+
+    @staticmethod
+    def of(tensors: Sequence[Tensor]) -> Gathered:
+        """Around a run that reads these parameters."""
+        if not any(map(is_shared_out, tensors)):
+            return Gathered(())
+        known = groups.managed()
+        return Gathered([known[id(tensor)] for tensor in tensors if id(tensor) in known])
+
+    def __enter__(self) -> None:
+        groups.free(self._managed)
+
+    def __exit__(self, *exc: object) -> None:
+        groups.free(self._managed)
 
 
 # -- checks of what the user gives --------------------------------------------------------------------------------
