@@ -15,6 +15,18 @@ _WRAPPERS = {  # tensors around tensors, which send their operations on to those
 }
 
 
+# -- what programs do -------------------------------------------------------------------------------------------
+
+
+class _Seen:
+    """Whether programs exchange something themselves, and a process that waits may wait inside of one."""
+
+    inside_programs = False
+
+
+SEEN = _Seen()
+
+
 # -- groups ---------------------------------------------------------------------------------------------------------
 
 

@@ -7,8 +7,8 @@ from typing import Any, TypedDict, Unpack
 
 from torch import Tensor
 
-from ..curvature import Curvature, ExactHessian, GaussNewton, NoCurvature
 from ..ad.run.parts import is_shared_out
+from ..curvature import Curvature, ExactHessian, GaussNewton, NoCurvature
 from ..directions import Coordinate, Family, Gaussian, Gradient, Mixed, Momentum, RankOne
 from ..directions.mixed import layers_of
 from ..solvers import AbsoluteCurvature, JitteredInverse, LevenbergMarquardt, NegativeSlope, Solver

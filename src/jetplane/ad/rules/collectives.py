@@ -76,6 +76,7 @@ def _agree(op: Any, group: Any, pairs: PairSet, operands: Sequence[Any]) -> tupl
     mine = torch.tensor([_MARK, what, pairs.k, pairs.rows, *has], dtype=torch.int64, device=first.device)
     if group.size() == 1:
         return has[0], has[1]
+    groups.SEEN.inside_programs = True
     name = group.group_name
     heard = _said(op, lambda: _wait(functional.all_gather_into_tensor(mine, group.size(), name)))  # type: ignore[union-attr]
     headers = heard.view(group.size(), -1).tolist()
@@ -139,7 +140,7 @@ def _collective(pairs: PairSet, op: Any, given: Any, *rest: Any, **kwargs: Any) 
     operands = list(given) if several else [given]
     values = [primal_of(one) for one in operands]
     if not operands or _is_constant(given):
-        return op(values if several else values[0], *rest, **kwargs)
+        return _said(op, lambda: _wait(op(values if several else values[0], *rest, **kwargs)))
     bound = _bound(op, (given, *rest), kwargs)
     tangent, second = _agree(op, groups.group_named(bound["group_name"]), pairs, operands)
     if not (tangent or second):
@@ -323,9 +324,7 @@ def _reduce_scatter_base_(output: Tensor, x: Tensor, group: Any, op: Any, *rest:
     return output, groups.finished([output])
 
 
-def _reduce_scatter_tensor_coalesced_(
-    outputs: Any, inputs: Any, group: Any, op: Any, *rest: Any, **kwargs: Any
-) -> Any:
+def _reduce_scatter_tensor_coalesced_(outputs: Any, inputs: Any, group: Any, op: Any, *rest: Any, **kwargs: Any) -> Any:
     for output, x in zip(outputs, inputs, strict=True):
         _reduce_scatter_base_(output, x, group, op)
     return groups.finished(outputs)
@@ -373,6 +372,14 @@ def _shard_dim_alltoall(x: Tensor, gathered: int, cut: int, name: Any) -> Tensor
     return torch.cat(functional.all_to_all_single(sent, ones, ones, name).unbind(0), gathered)  # type: ignore[union-attr]
 
 
+def _from_one_to_one(pairs: PairSet, op: Any, *args: Any, **kwargs: Any) -> Any:
+    raise MissingRule(
+        f"{name_of(op)} is given a perturbed tensor, and tangents do not travel from one process to one other: "
+        "all_to_all and broadcast have rules",
+        str(op),
+    )
+
+
 # -- the table ----------------------------------------------------------------------------------------------------
 
 
@@ -398,6 +405,9 @@ _C10D: dict[str, Callable[..., Any]] = {
     "gather_": _gather_,
     "scatter_": _scatter_,
 }
+
+
+_POINT_TO_POINT = ("send", "recv_", "recv_any_source_", "allgather_coalesced_")
 
 
 def _written(op: Any) -> Callable[..., Any]:
@@ -434,6 +444,8 @@ def _enter() -> None:
     for op in _known(functional, ("all_gather_into_tensor_out", "reduce_scatter_tensor_out")):
         body = _written_out(getattr(functional, op.__name__.removesuffix("_out")))
         add(op.default, Rule("composite", Kind.COMPOSITE, body, MEETING))
+    for op in _known(c10d, _POINT_TO_POINT):
+        add(op.default, Rule("refused", Kind.JET, _from_one_to_one))
     for name, body in _C10D.items():
         for op in _known(c10d, (name,)):
             add(op.default, Rule("composite", Kind.COMPOSITE, body, MEETING))

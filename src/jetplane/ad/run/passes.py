@@ -43,6 +43,7 @@ class Pass:
         if not is_shared_out(leaf.tensor):
             self._seed(leaf.tensor, leaf, label)
             return
+        groups.SEEN.inside_programs = True
         self._managed = groups.managed() if self._managed is None else self._managed
         managed = self._managed.get(id(leaf.tensor))
         if managed is not None:
