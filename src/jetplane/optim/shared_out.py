@@ -29,7 +29,8 @@ def check_shared_out(moving: Moving, family: Learning, crew: Crew, watcher: Watc
         )
     if any(isinstance(one, Gradient) for one in _families(family)):
         raise ValueError(
-            f"{what}, and Gradient needs a backward pass through it; expected directions that are drawn, as Gaussian(k)."
+            f"{what}, and Gradient needs a backward pass through it; expected directions that are drawn, as "
+            "Gaussian(k)."
         )
     if family.init().slots:
         raise ValueError(

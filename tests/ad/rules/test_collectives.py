@@ -1,4 +1,4 @@
-"""Collectives inside a program, compared with one process that plays all of them and differentiates twice by backprop."""
+"""Collectives inside a program, against one process that plays all of them and differentiates twice by backprop."""
 
 from __future__ import annotations
 

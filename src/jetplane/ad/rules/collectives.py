@@ -1,8 +1,8 @@
 """Rules of collectives: operations in which all processes of a group take part.
 
 Each process differentiates its own results along directions that all of them share. So the tangents of what a process
-hears are made of the tangents of what the others said: of y = sum_r x_r they are y_i = sum_r x_r,i, and as much holds for
-second-order rows, for nearly all collectives are linear. The rows travel with the value, along a last axis, in one
+hears are made of the tangents of what the others said: of y = sum_r x_r they are y_i = sum_r x_r,i, and as much holds
+for second-order rows, for nearly all collectives are linear. The rows travel with the value, along a last axis, in one
 message. Before it a header of a few whole numbers goes round: a process may have rows where another has none, and
 processes that disagree (on K, on what comes next) are told so in place of waiting for each other.
 
@@ -88,8 +88,8 @@ def _agree(op: Any, group: Any, pairs: PairSet, operands: Sequence[Any]) -> tupl
             )
         if header[2:4] != [pairs.k, pairs.rows]:
             raise ProcessesDiffer(
-                f"process {number} of the group carries K = {header[2]} directions and {header[3]} second-order rows at "
-                f"{name_of(op)}, and process {group.rank()} {pairs.k} and {pairs.rows}; expected the same on all "
+                f"process {number} of the group carries K = {header[2]} directions and {header[3]} second-order rows "
+                f"at {name_of(op)}, and process {group.rank()} {pairs.k} and {pairs.rows}; expected the same on all "
                 "processes."
             )
     return any(header[4] for header in headers), any(header[5] for header in headers)

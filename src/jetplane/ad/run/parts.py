@@ -1,7 +1,8 @@
 """Parameters of which each process has a part: DTensors, as tensor parallelism and FSDP's ``fully_shard`` make them.
 
-Directions belong to the whole parameter, and a process's rows are its part of the whole rows. So a plane does not depend
-on who has which part, and nothing has to be sent for it: every process makes the rows that its program reads. These are
+Directions belong to the whole parameter, and a process's rows are its part of the whole rows. So a plane does not
+depend on who has which part, and nothing has to be sent for it: every process makes the rows that its program reads.
+These are
 
     the part itself       which the operations of a DTensor read
     with FSDP, the whole  which is gathered for each use into memory that is freed and comes back: the rows are those of
