@@ -42,7 +42,7 @@ def group_named(name: Any) -> Any:
     """The process group of an operation's argument ``group_name``."""
     if not isinstance(name, str):
         return name
-    return torch.distributed.distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type]
+    return torch.distributed.distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type, attr-defined]
 
 
 def group_behind(script: Any) -> Any:
@@ -61,7 +61,7 @@ def finished(results: Sequence[Tensor]) -> Any:
     """The handle of work that is done, as the dispatcher hands it back."""
     future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
     future.set_result(list(results))
-    return torch._C._distributed_c10d._create_work_from_future(future).boxed()
+    return torch._C._distributed_c10d._create_work_from_future(future).boxed()  # type: ignore[attr-defined]
 
 
 # -- tensors around tensors -----------------------------------------------------------------------------------------
@@ -88,17 +88,19 @@ def inside(tensor: Tensor) -> Tensor:
 # -- parts ----------------------------------------------------------------------------------------------------------
 
 
-class Cut(NamedTuple):
-    """One axis of a tensor cut into ``count`` stretches as torch.chunk does, of which this process has one."""
+class Stretch(NamedTuple):
+    """One axis of a tensor cut into so many ``parts`` as torch.chunk does, of which this process has one."""
 
     axis: int
-    count: int
+    parts: int
     number: int
 
 
-def cuts(tensor: Any) -> list[Cut] | None:
+def cuts(tensor: Any) -> list[Stretch] | None:
     """The cuts that make a process's part of a DTensor, in their order; None where its parts are not that."""
-    mesh, found, last = tensor.device_mesh, [], []
+    mesh = tensor.device_mesh
+    found: list[Stretch] = []
+    last: list[Stretch] = []
     place = mesh.get_coordinate()
     if place is None:
         return None
@@ -108,7 +110,7 @@ def cuts(tensor: Any) -> list[Cut] | None:
             continue
         if kind not in ("Shard", "_StridedShard"):
             return None
-        one = Cut(placement.dim % tensor.ndim, mesh.size(number), place[number])
+        one = Stretch(placement.dim % tensor.ndim, mesh.size(number), place[number])
         # a strided one cuts what the others leave: FSDP around tensor parallelism
         (last if kind == "_StridedShard" else found).append(one)
     return found + last

@@ -115,7 +115,7 @@ class _Parcel:
 
     def opened(self, packed: Tensor) -> Operand:
         if packed.requires_grad:
-            packed = _NoWayBack.apply(packed)  # type: ignore[no-untyped-call]
+            packed = _NoWayBack.apply(packed)
         value, *rows = packed.split([1, *self._counts], -1)
         tangent, second = (part.movedim(-1, 0).contiguous() if part.shape[-1] else None for part in rows)
         return Operand(value.squeeze(-1).contiguous(), tangent, second)

@@ -48,7 +48,7 @@ def whole_like(tensor: Tensor) -> Tensor:
 def part_of(rows: Tensor, tensor: Tensor, lead: int = 0) -> Tensor:
     """This process's part of something like the whole ``tensor``, with ``lead`` more axes in front."""
     for cut in groups.cuts(tensor) or ():
-        parts = rows.chunk(cut.count, cut.axis + lead)
+        parts = rows.chunk(cut.parts, cut.axis + lead)
         # of few entries the last processes have none
         rows = parts[cut.number] if cut.number < len(parts) else rows.narrow(cut.axis + lead, 0, 0)
     return rows
