@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 import torch
 
+pytest_plugins = ["launches"]  # processes whose work tests of several rooms look at
+
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # the workers share the cores
 

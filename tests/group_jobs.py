@@ -351,10 +351,8 @@ def refused(place: Place) -> dict[str, str]:
     fully_shard(model)
     x = torch.ones(2, 4, dtype=torch.float64)
     return {
-        "FoMoH": message(lambda: optim.FoMoH(model.parameters())),
         "HorizonAdam": message(lambda: optim.HorizonAdam(model.parameters())),
         "ForwardGradient": message(lambda: jp.ForwardGradient(model.parameters())),
-        "perturb": message(lambda: jp.perturb(dict(model.named_parameters()), jp.directions.Gaussian(1)).__enter__()),
         "quadratic": message(
             lambda: jp.quadratic(lambda w: w.sum() + x.sum(), next(model.parameters()), next(model.parameters()))
         ),

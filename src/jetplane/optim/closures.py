@@ -15,7 +15,8 @@ from ..ad.algebra.jet import Jet, Quadratic
 from ..ad.run.auxiliary import split_aux
 from ..ad.run.budget import fit
 from ..ad.run.directions import Directions, Leaf
-from ..ad.run.passes import Chunk, assemble
+from ..ad.run.parts import own
+from ..ad.run.passes import Chunk, Gathered, assemble, plain_result
 from ..ad.run.replay import Replay
 from ..curvature import Curvature, is_late
 from ..parallel.averages import Averages
@@ -158,11 +159,12 @@ class Closures:
     @contextlib.contextmanager
     def trials(self) -> Iterator[Callable[[Sequence[Tensor], float], Tensor]]:
         """A function for the loss at leaves + scale * deltas; leaves and buffers are put back afterwards."""
-        saved = [leaf.detach().clone() for leaf in self._leaves]
+        leaves = list(map(own, self._leaves))
+        saved = [leaf.detach().clone() for leaf in leaves]
         self._replay.keep()
 
         def loss_at(deltas: Sequence[Tensor], scale: float) -> Tensor:
-            for leaf, start, delta in zip(self._leaves, saved, deltas, strict=True):
+            for leaf, start, delta in zip(leaves, saved, deltas, strict=True):
                 leaf.copy_(start + scale * delta)
             torch.clear_autocast_cache()  # it would hold casts of the parameters before they moved
             return self.loss()
@@ -170,7 +172,7 @@ class Closures:
         try:
             yield loss_at
         finally:
-            for leaf, start in zip(self._leaves, saved, strict=True):
+            for leaf, start in zip(leaves, saved, strict=True):
                 leaf.copy_(start)
             torch.clear_autocast_cache()
             self._replay.settle()
@@ -205,8 +207,8 @@ class Closures:
 
     def _is_leaf(self, loss: Tensor) -> bool:
         """Whether the loss is a leaf itself, or a view of one."""
-        place = loss.untyped_storage().data_ptr()
-        return any(leaf.untyped_storage().data_ptr() == place for leaf in self._leaves)
+        place = own(loss).untyped_storage().data_ptr()
+        return any(own(leaf).untyped_storage().data_ptr() == place for leaf in self._leaves)
 
     def _gradient(self, closure: Closure) -> list[Tensor]:
         with torch.inference_mode(False), torch.enable_grad():
@@ -218,7 +220,7 @@ class Closures:
         return list(parts)
 
     def _loss(self, closure: Closure) -> Tensor:
-        with torch.no_grad():
+        with torch.no_grad(), Gathered.of(self._leaves):
             loss: Tensor = self._call(closure).detach().mean()
             return loss
 
@@ -228,6 +230,7 @@ class Closures:
         if self._has_aux and len(self._aux) < len(self._closures):
             self._aux.append(_torch.pytree.tree_map_only(Tensor, _detached, aux))
         _check_loss(loss)
+        loss = plain_result(loss)
         check_single(loss, self._samples_apart)
         return loss
 

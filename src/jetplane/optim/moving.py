@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..ad.run.parts import is_shared_out
+
 __all__ = [
     "Moving",
     "check_distinct",
@@ -37,6 +39,17 @@ class Moving(NamedTuple):
     @property
     def entries(self) -> int:
         return sum(tensor.numel() for tensor in self.tensors)
+
+    @property
+    def shared_out(self) -> bool:
+        """Whether a process may have a part of some of them alone."""
+        return any(map(is_shared_out, self.tensors))
+
+    @property
+    def everywhere(self) -> tuple[list[Tensor], list[str]]:
+        """Those that every process has, with their labels."""
+        found = [one for one in zip(self.tensors, self.labels, strict=True) if not is_shared_out(one[0])]
+        return [tensor for tensor, _ in found], [label for _, label in found]
 
 
 def moving_of(groups: Sequence[dict[str, Any]]) -> Moving:

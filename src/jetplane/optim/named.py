@@ -7,6 +7,7 @@ from typing import Any, TypedDict, Unpack
 
 from torch import Tensor
 
+from ..ad.run.parts import is_shared_out
 from ..curvature import Curvature, ExactHessian, GaussNewton, NoCurvature
 from ..directions import Coordinate, Family, Gaussian, Gradient, Mixed, Momentum, RankOne
 from ..directions.mixed import layers_of
@@ -168,7 +169,9 @@ class GaussNewtonSearch(HyperplaneSearch):
         if k is None:
             k = max(1, min(64, max(32, entries // 4), entries))
         directions: Family = Gaussian(k)  # checks k
-        if horizons := _HORIZONS[: k // 2]:
+        if any(map(is_shared_out, leaves)):  # nothing is remembered of parameters that processes share out
+            directions = _fresh(k, leaves, entries)
+        elif horizons := _HORIZONS[: k // 2]:
             directions = Mixed([Momentum(horizons), _fresh(k - len(horizons), leaves, entries)])
         if solver is None:
             solver = LevenbergMarquardt(_DAMPING, _DAMPING, shrink=False, relaxation=_relaxation(k, entries))

@@ -12,6 +12,7 @@ from torch import Tensor
 from ..ad import _torch
 from ..ad.algebra.sparse import Block, Factors
 from ..ad.run.directions import Directions, blocks_of, is_structured
+from ..ad.run.parts import is_shared_out, own, part_of, whole_like
 from ..ad.run.replay import Replay
 
 
@@ -91,20 +92,28 @@ def _combined(coefficients: Tensor, rows: Tensor) -> Tensor:
 
 
 def update(
-    planes: Sequence[tuple[Scaled, Tensor]], leaves: Sequence[Tensor], used: Sequence[bool], block: int | None
+    planes: Sequence[tuple[Scaled, Tensor]],
+    leaves: Sequence[Tensor],
+    used: Sequence[bool],
+    block: int | None,
+    lengths: list[Tensor] | None = None,
 ) -> list[Tensor]:
     """The sum over planes of sum_k c_k v_k, one tensor like each of the leaves, made tensor by tensor.
 
-    Zero for leaves that the closures do not use: the model says nothing of them.
+    Zero for leaves that the closures do not use: the model says nothing of them. Of a leaf that processes share out it
+    is this process's part; ``lengths`` is given that of each whole one.
     """
     deltas = []
     for position, (leaf, read) in enumerate(zip(leaves, used, strict=True)):
-        like = leaf.detach()
+        like = whole_like(leaf).detach()
         if not read:
-            deltas.append(torch.zeros_like(like))
+            deltas.append(torch.zeros_like(own(leaf)))
             continue
         parts = [scaled.combine(c, position, like, block or scaled.k) for scaled, c in planes]
-        deltas.append(sum(parts[1:], parts[0]))
+        delta = sum(parts[1:], parts[0])
+        if lengths is not None:
+            lengths.append(torch.linalg.vector_norm(delta, dtype=torch.float64))
+        deltas.append(part_of(delta, leaf).clone() if is_shared_out(leaf) else delta)
     return deltas
 
 
@@ -116,8 +125,12 @@ def clipped(deltas: Sequence[Tensor], limit: float) -> float:
         0.2
     """
     # in float64: the squares of float32 numbers may overflow
-    lengths = torch.stack([torch.linalg.vector_norm(delta, dtype=torch.float64) for delta in deltas])
-    length = float(torch.linalg.vector_norm(lengths))
+    return shortened([torch.linalg.vector_norm(delta, dtype=torch.float64) for delta in deltas], limit)
+
+
+def shortened(lengths: Sequence[Tensor], limit: float) -> float:
+    """The same, from the lengths of the parts of the update."""
+    length = float(torch.linalg.vector_norm(torch.stack(list(lengths))))
     return limit / length if length > limit else 1.0
 
 

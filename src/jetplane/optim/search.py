@@ -30,6 +30,7 @@ from .closures import Closures, as_closures
 from .fitting import Fitting
 from .moving import Moving, check_distinct, check_group, check_together, check_whole, labels, listed, moving_of
 from .reports import LateReport, Report, Reports
+from .shared_out import check_shared_out, shared_facts
 from .slots import recall
 from .stalling import explain
 from .step import take
@@ -160,7 +161,7 @@ class HyperplaneSearch(torch.optim.Optimizer):
         try:
             check_group(group)
             for leaf, label in zip(group["params"], labels(group, "the new group's "), strict=True):
-                check_leaf(leaf, label)
+                check_leaf(leaf, label, parts=True)
             self._fetch()
             for name in Numbers._fields:
                 group[name] = self.param_groups[0][name]
@@ -244,7 +245,7 @@ class HyperplaneSearch(torch.optim.Optimizer):
             memory = self._memory(moving)
             self._report, after = take(settings, self._numbers, program, moving, memory, self._watcher)
         self._note(after, averages)
-        self._crew.check(after.step, moving.tensors)
+        self._crew.check(after.step, moving.everywhere[0])
         return self._report.loss
 
     def _averages(self, moving: Moving, weight: Any, count: int, batch: Sequence[Any]) -> Averages:
@@ -252,7 +253,7 @@ class HyperplaneSearch(torch.optim.Optimizer):
         if weight is None and self._crew.quiet:
             return Averages()
         settings, now = self._settings, self._numbers
-        self._crew.begin(partial(self._facts, moving), now.step, moving.tensors, moving.labels)
+        self._crew.begin(partial(self._facts, moving), now.step, *moving.everywhere)
         signs = {"the seed": now.seed, "the step": now.step, "lr": moving.lrs, "weight_decay": moving.decays}
         what = f"step {now.step}"
         return self._crew.averages(weight, count, batch, settings.uses_noise and settings.samples_apart, signs, what)
@@ -265,7 +266,8 @@ class HyperplaneSearch(torch.optim.Optimizer):
         state = {"the solver's state": now.solver_state, "the size": now.size}
         k = settings.family.count(moving.tensors) if moving.tensors else 0
         kind = type(self).__name__
-        return {"the optimizer": kind, "the seed": now.seed, "K": k, **parts, **numbers, **state}
+        found = {"the optimizer": kind, "the seed": now.seed, "K": k, **parts, **numbers, **state}
+        return found | shared_facts(moving)
 
     @_torch.apart_from_graphs
     def steps(self, closure: Any, *batches: Tensor, has_aux: bool = False) -> Reports:
@@ -388,6 +390,8 @@ class HyperplaneSearch(torch.optim.Optimizer):
         """Raise unless these parameters can be moved together."""
         if moving.tensors:
             check_together(moving, self._settings.family.fresh(moving.tensors))
+        if moving.shared_out:
+            check_shared_out(moving, self._settings.family, self._crew, self._watcher)
 
 
 # -- checks of what the user gives --------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from torch import Tensor
 from ..ad.algebra.jet import Quadratic
 from ..ad.finite import finite
 from ..ad.run.directions import Joined
+from ..ad.run.parts import own, whole_like
 from ..directions import Learnt, Memory, Plane, Size, Taken
 from ..solvers import Status, Step
 from ..solvers.base import HEALTHY
@@ -24,7 +25,7 @@ from .acceptance import Acceptance, Finite
 from .closures import Closures
 from .moving import Moving
 from .reports import Report
-from .scaled import Held, Scaled, clipped, update
+from .scaled import Held, Scaled, clipped, shortened, update
 from .sizes import advantage
 from .step_settings import Numbers, StepSettings
 from .watching import NOBODY, Moved, Watcher
@@ -95,7 +96,7 @@ def take(
 
 def draw(settings: StepSettings, now: Numbers, closures: Closures, moving: Moving, memory: Memory) -> Drawn:
     """The directions of each plane, stretched by the groups' learning rates relative to the largest."""
-    leaves, rate = moving.tensors, max(moving.lrs)
+    leaves, rate = list(map(whole_like, moving.tensors)), max(moving.lrs)
     scales: list[float | Tensor] = [lr / rate if rate else 1.0 for lr in moving.lrs]
     learnt, entries = Learnt(memory, now.size), moving.entries
     planes = []
@@ -129,22 +130,28 @@ def solve(
     coefficients, status = [step.coefficients for step in steps], _status(steps, swept.models)
     if status is not Status.OK:
         return Solved(status, coefficients, [])
-    deltas = moves(drawn, coefficients, moving, closures.used, swept.size)
-    if not finite(deltas):
+    lengths: list[Tensor] | None = [] if moving.shared_out else None  # a process knows its part of the update alone
+    deltas = moves(drawn, coefficients, moving, closures.used, swept.size, lengths)
+    if not finite(deltas if lengths is None else lengths):
         return Solved(Status.NONFINITE, coefficients, deltas)
     if settings.clip is None:
         return Solved(status, coefficients, deltas)
-    (factor,) = averages.agreed(partial(_clipped, deltas, settings.clip), 1)
+    (factor,) = averages.agreed(partial(_clipped, deltas, lengths, settings.clip), 1)
     return Solved(status, coefficients, deltas, factor)
 
 
 def moves(
-    drawn: Drawn, coefficients: Sequence[Tensor], moving: Moving, used: Sequence[bool], block: int | None
+    drawn: Drawn,
+    coefficients: Sequence[Tensor],
+    moving: Moving,
+    used: Sequence[bool],
+    block: int | None,
+    lengths: list[Tensor] | None = None,
 ) -> list[Tensor]:
     """The update, one tensor for each parameter: the mean over planes of lr * sum_k c_k v_k."""
     rate = drawn.rate / len(coefficients)
     shares = [(plane, c * rate) for plane, c in zip(drawn.planes, coefficients, strict=True)]
-    return update(shares, moving.tensors, used, block)
+    return update(shares, moving.tensors, used, block, lengths)
 
 
 def accept(
@@ -180,9 +187,11 @@ def apply(
     if accepted.status is not Status.OK:
         return accepted.status
     kept = [1.0 - lr * decay for lr, decay in zip(moving.lrs, moving.decays, strict=True)]
-    chosen = list(compress(zip(moving.tensors, solved.deltas, kept, strict=True), closures.used))
+    leaves = map(own, moving.tensors) if moving.shared_out else moving.tensors
+    chosen = list(compress(zip(leaves, solved.deltas, kept, strict=True), closures.used))
     ends = [torch.add(delta, leaf, alpha=part, out=None if keep else delta) for leaf, delta, part in chosen]
-    if not (known or finite(ends)):
+    healthy = known or finite(ends)
+    if not (closures.averages.everywhere(healthy) if moving.shared_out else healthy):
         return Status.NONFINITE
     for (leaf, *_), end in zip(chosen, ends, strict=True):
         leaf.copy_(end)
@@ -232,8 +241,8 @@ def report(
     )
 
 
-def _clipped(deltas: list[Tensor], limit: float) -> list[float]:
-    return [clipped(deltas, limit)]
+def _clipped(deltas: list[Tensor], lengths: list[Tensor] | None, limit: float) -> list[float]:
+    return [clipped(deltas, limit) if lengths is None else shortened(lengths, limit)]
 
 
 def _held(test: Acceptance | Finite, predicted: Tensor, actual: Tensor) -> list[float]:

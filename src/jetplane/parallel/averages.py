@@ -80,6 +80,10 @@ class Averages:
         """Numbers that all processes go on with."""
         return compute()
 
+    def everywhere(self, holds: bool) -> bool:
+        """Whether something holds on all processes."""
+        return holds
+
 
 class Weighted(Averages):
     """Closures with weights, in a process that is alone: the same arithmetic as that of as many processes."""
@@ -186,6 +190,10 @@ class Together(Weighted):
         return self._everyone.led(
             lambda: torch.tensor(compute(), dtype=torch.float64, device="cpu"), length, self._what
         ).tolist()
+
+    def everywhere(self, holds: bool) -> bool:
+        mine = torch.tensor([float(holds)], dtype=torch.float64, device="cpu")
+        return all(bool(one) for one in self._everyone.gather(mine, self._what))
 
     def _heard(self, mine: Tensor, what: str) -> Tensor:
         records = self._processes.gather(mine, f"{self._what}, {what}")

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, distributed
 
+from ..ad._torch_distributed import SEEN
 from ..ad.engine.locate import users_level
 from ..errors import LostProcess, ProcessesDiffer
 
@@ -56,10 +57,15 @@ class Processes:
 
     @contextlib.contextmanager
     def telling(self, length: int, what: str) -> Iterator[None]:
-        """Around what makes the numbers (length,) of the next :meth:`gather`: where it fails the others are told."""
+        """Around what makes the numbers (length,) of the next :meth:`gather`: where it fails the others are told.
+
+        Not where the program itself has collectives: they may wait in one, for other things than these numbers.
+        """
         try:
             yield
         except Exception:
+            if SEEN.inside_programs:
+                raise
             with contextlib.suppress(LostProcess):
                 self._all_gather(torch.ones(1 + length, dtype=torch.float64, device="cpu"), what)
             raise

@@ -37,9 +37,11 @@ class Traits:
     sparse: bool = False  # takes the tangents of some directions alone as they are, and outer products
     hidden: bool = False  # torch's own body, in which the calls are not the user's
     as_it_is: bool = False  # an autograd.Function whose own forward body is what is differentiated
+    meets: bool = False  # other processes take part, who may have rows of it where this one has none
 
 
 POINTWISE, SPARSE, _HIDDEN = Traits(pointwise=True), Traits(sparse=True), Traits(hidden=True)
+MEETING = Traits(meets=True)
 
 
 @dataclass(frozen=True)

@@ -508,8 +508,8 @@ class Boundary:
     def _recipe(
         self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], tracked: Sequence[Tensor], value: Tensor
     ) -> Recipe | None:
-        if not self.all_of_parameters(tracked):
-            return None
+        if not self.all_of_parameters(tracked) or plan(func).traits.meets:
+            return None  # a collective is not run once more, when others may do something else
         tensors = [leaf for leaf in _torch.pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         if any(tensor.is_inference() for tensor in tensors):  # they do not count what is written to them
             return None

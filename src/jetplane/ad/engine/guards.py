@@ -20,8 +20,8 @@ from .threads import Handovers
 
 _LOCK = threading.Lock()
 _ACTIVE: list[tuple[JetMode, int]] = []  # running passes and the threads that own them
-# the checkpointed program itself, or what saves its inputs; an operation that the dispatcher sees, and its rule
-_TRANSPARENT = ("torch.utils.checkpoint", "torch._library.autograd")
+# the checkpointed program itself, or what saves its inputs; operations that the dispatcher sees, and their rules
+_TRANSPARENT = ("torch.utils.checkpoint", "torch._library.autograd", "torch.distributed.")
 _HANDOVERS = Handovers(
     lambda thread: any(owner == thread for _, owner in _ACTIVE),
     lambda tensor: any(mode.tracks(tensor) for mode, _ in _ACTIVE),
@@ -147,7 +147,7 @@ def _compile(*args: Any, **kwargs: Any) -> Any:
 def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     """``Function.apply`` while a pass runs: a Function's forward body is not what its author differentiates."""
     original = super(_torch.SingleLevelFunction, cls).apply
-    if cls.__module__ in _TRANSPARENT:  # also where the perturbed tensors are captured, and the arguments data
+    if cls.__module__.startswith(_TRANSPARENT):  # also where the perturbed tensors are captured, and the arguments data
         return original(*args, **kwargs)
     tensors = [_torch.unwrap_functorch(a) for a in _torch.pytree.tree_leaves((args, kwargs)) if isinstance(a, Tensor)]
     if not any(mode.tracks(tensor) for mode, _ in _ACTIVE if not mode.switches.off for tensor in tensors):

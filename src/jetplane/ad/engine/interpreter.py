@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...errors import MissingRule, UnsupportedProgram
-from .. import _torch, rules
+from .. import _torch, _torch_distributed, rules
 from ..algebra.jet import Operand, PairSet
 from ..algebra.registry import Kind, Treatment, lookup, plan
 from ..algebra.sparse import SparseOperand, Support, padded, term_of
@@ -55,6 +55,7 @@ class JetMode(_torch.DispatchMode):
         self._bodies: list[Any] = []  # composites that are running, innermost last
         self.witness: Witness | None = None  # of what is seen, where results are read by whoever wrote the program
         self._functions: list[str] = []  # autograd.Functions running that no perturbed tensor was passed to
+        self._others = _torch_distributed.has_others()  # processes, who may perturb what is constant here
 
     # -- records ----------------------------------------------------------------------------------------------------
 
@@ -117,11 +118,13 @@ class JetMode(_torch.DispatchMode):
 
     def stop(self, tensor: Tensor) -> None:
         """Let no tangent through this tensor object: the user detached it."""
+        tensor = _torch_distributed.inside(tensor)
         key = id(tensor)
         self._stopped[key] = weakref.ref(tensor, lambda _: self._stopped.pop(key, None))
 
     def forget(self, tensor: Tensor) -> None:
         """Let no tangent be in this tensor's memory, which no other shares."""
+        tensor = _torch_distributed.inside(tensor)
         self._records.pop(tensor.untyped_storage(), None)
 
     def is_stopped(self, tensor: Tensor) -> bool:
@@ -138,16 +141,18 @@ class JetMode(_torch.DispatchMode):
         ):  # slow: an abstract class
             return self._call(func, args, kwargs)
         if not _PLAIN.issuperset(types):
+            if any(map(_torch_distributed.is_wrapper, types)):
+                return NotImplemented  # it sends the operation on to the tensors inside, and they are seen again
             _refuse_subclasses(func, types)
         tracked = self._tracked(args, kwargs)
-        if not tracked:
+        if not tracked and not (self._others and not self.switches.off and plan(func).traits.meets):
             out = func(*args, **kwargs)
             if self._stopped:
                 self._stop_views(func, args, out)
         elif self.switches.off:
             out = self._constant(func, args, kwargs)
         else:
-            if self._functions:
+            if self._functions and tracked:
                 self._refuse_inside_function(func)
             try:
                 out = self._follow(plan(func), func, args, kwargs, tracked)
@@ -248,7 +253,7 @@ class JetMode(_torch.DispatchMode):
 
     def _early(self, step: Treatment, func: Any, args: Any, kwargs: Any, pairs: PairSet) -> Any:
         """The outputs of a rule before the boundary: tangents alone, of some directions where no argument has more."""
-        if not self._sparse:
+        if not self._sparse or step.traits.meets:
             return self._rule(step, func, args, kwargs, pairs, self._lift)
         given: list[Operand] = []
         args, kwargs = (self._lift_sparsely(values, pairs.k, given) for values in (args, kwargs))

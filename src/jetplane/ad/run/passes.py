@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,14 +11,16 @@ import torch
 from torch import Tensor
 
 from ...errors import UnsupportedProgram
+from .. import _torch_distributed as groups
 from ..algebra.jet import Jet, PairSet
 from ..engine.boundary import Boundary, Crossing, crossings
 from ..engine.guards import guarded
 from ..engine.interpreter import JetMode
-from ..engine.rows import Seed
+from ..engine.rows import Seed, Source
 from ..finite import finite
 from ..storage_geometry import geometry, overlap
 from .directions import Checked, Directions, Leaf
+from .parts import check_parts, images, is_shared_out, own
 
 
 class Pass:
@@ -32,30 +35,50 @@ class Pass:
         self.mode = JetMode(pairs, boundary, no_grad)
         self._seeds: list[Seed] = []
         self._leaves: dict[Any, list[tuple[Tensor, str]]] = {}  # by storage
+        self._managed: dict[int, groups.Managed] | None = None  # what FSDP manages; None: nobody has asked
+        self._gathered: list[groups.Managed] = []  # of it, what is perturbed
 
     def perturb(self, leaf: Leaf, label: str) -> None:
         """Let ``leaf``'s tensor vary along its directions."""
-        neighbours = self._leaves.setdefault(leaf.tensor.untyped_storage(), [])
+        if not is_shared_out(leaf.tensor):
+            self._seed(leaf.tensor, leaf, label)
+            return
+        groups.SEEN.inside_programs = True
+        self._managed = groups.managed() if self._managed is None else self._managed
+        managed = self._managed.get(id(leaf.tensor))
+        if managed is not None:
+            self._gathered.append(managed)
+        for tensor, source in images(leaf, managed):
+            self._seed(tensor, source, label)
+
+    def _seed(self, tensor: Tensor, source: Source, label: str) -> None:
+        neighbours = self._leaves.setdefault(tensor.untyped_storage(), [])
         for other, name in neighbours:
-            if overlap(geometry(leaf.tensor), geometry(other)):
+            if overlap(geometry(tensor), geometry(other)):
                 raise ValueError(f"{label} shares memory with {name}; expected each tensor to be perturbed once.")
-        neighbours.append((leaf.tensor, label))
-        seed = Seed(leaf.tensor, leaf, label)
+        neighbours.append((tensor, label))
+        seed = Seed(tensor, source, label)
         self._seeds.append(seed)
-        self.mode.seed(leaf.tensor, seed)
+        self.mode.seed(tensor, seed)
 
     @staticmethod
     def of(pairs: PairSet, late: bool, no_grad: str = "stop") -> Pass:
         """A pass over all directions at once; ``late``: second order begins at the loss."""
         return Pass(pairs, Boundary(PairSet.none(pairs.k), pairs) if late else None, no_grad)
 
-    def running(self) -> guarded:
+    def running(self) -> contextlib.AbstractContextManager[None]:
         """A context in which the engine is active."""
-        return guarded(self.mode)
+        return self._freed() if self._gathered else guarded(self.mode)
+
+    @contextlib.contextmanager
+    def _freed(self) -> Iterator[None]:
+        with Gathered(self._gathered), guarded(self.mode):
+            yield
 
     def unused(self) -> list[str]:
         """Labels of the leaves that no operation has read."""
-        return [seed.label for seed in self._seeds if not seed.used]
+        used = {seed.label for seed in self._seeds if seed.used}
+        return [label for label in dict.fromkeys(seed.label for seed in self._seeds) if label not in used]
 
     def check_followed(self, results: Iterable[Any]) -> None:
         """Raise where tangents stopped where the program makes no graph and none reaches a result: no silent zero."""
@@ -72,6 +95,7 @@ class Pass:
         """The jet of ``tensor``, with zeros written out."""
         if not isinstance(tensor, Tensor):
             raise TypeError(f"the program returned {type(tensor).__name__} {tensor!r}; expected a tensor.")
+        tensor = plain_result(tensor)
         self.mode.boundary.check_result(tensor, self.mode.tracks)
         jet = self.mode.jet(tensor)
         dtype = tensor.dtype if tensor.is_floating_point() else torch.get_default_dtype()
@@ -84,18 +108,45 @@ class Pass:
         return Jet(tensor, full(jet.tangent, self.pairs.k), full(jet.second, self.pairs.rows))
 
 
+class Gathered:
+    """Before and after a run of the program FSDP's parameters are parts: without a backward pass a root stays whole,
+
+    and would be what it was before its parts moved.
+    """
+
+    def __init__(self, managed: Sequence[groups.Managed]) -> None:
+        self._managed = managed
+
+    @staticmethod
+    def of(tensors: Sequence[Tensor]) -> Gathered:
+        """Around a run that reads these parameters."""
+        if not any(map(is_shared_out, tensors)):
+            return Gathered(())
+        known = groups.managed()
+        return Gathered([known[id(tensor)] for tensor in tensors if id(tensor) in known])
+
+    def __enter__(self) -> None:
+        groups.free(self._managed)
+
+    def __exit__(self, *exc: object) -> None:
+        groups.free(self._managed)
+
+
 # -- checks of what the user gives --------------------------------------------------------------------------------
 
 
-def check_leaf(tensor: object, label: str) -> Tensor:
-    """``tensor`` if it can be perturbed."""
+def check_leaf(tensor: object, label: str, *, parts: bool = False) -> Tensor:
+    """``tensor`` if it can be perturbed; ``parts``: also one of which each process has a part."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{label} is {type(tensor).__name__}; expected a tensor to perturb.")
-    if _is_sharded(tensor):
+    if _is_sharded(tensor) and not (parts and is_shared_out(tensor)):
         raise UnsupportedProgram(
             f"{label} is a sharded parameter ({type(tensor).__name__}), as FSDP's fully_shard and tensor parallelism "
-            "make them of DTensor; expected parameters that every process has whole, as with DistributedDataParallel."
+            "make them of DTensor; expected parameters that every process has whole, as with DistributedDataParallel, "
+            "or one of what takes sharded ones: jetplane.perturb, and optimizers that search a plane."
         )
+    if is_shared_out(tensor):
+        check_parts(tensor, label)
     if tensor.is_complex():
         raise TypeError(f"{label} has dtype {tensor.dtype}; complex is not supported, expected a real floating dtype.")
     if not tensor.is_floating_point():
@@ -103,6 +154,16 @@ def check_leaf(tensor: object, label: str) -> Tensor:
     if tensor.layout is not torch.strided:
         raise TypeError(f"{label} has layout {tensor.layout}; expected torch.strided.")
     return tensor
+
+
+def plain_result(tensor: Tensor) -> Tensor:
+    """A result of the program as a plain tensor, where this process has all of it."""
+    if is_shared_out(tensor) and groups.cuts(tensor) != []:
+        raise UnsupportedProgram(
+            f"the program returned a DTensor with the placements {tensor.placements}, of which "  # type: ignore[attr-defined]
+            "this process has a part; expected .full_tensor() of it."
+        )
+    return own(tensor)
 
 
 def _is_sharded(tensor: Tensor) -> bool:

@@ -17,7 +17,8 @@ from ..algebra.jet import Jet, PairSet, Quadratic
 from ..engine.guards import refuse_transforms
 from ..engine.witness import Witness
 from .directions import Directions, Given, Leaf
-from .passes import Pass, check_directions, check_leaf, lazily
+from .parts import is_shared_out, own, whole_like
+from .passes import Pass, check_directions, check_leaf, lazily, plain_result
 from .transforms import quadratic_of
 
 __all__ = ["perturb"]
@@ -77,7 +78,7 @@ class perturb:
         self._witness = self._pass.mode.witness = Witness()
         for position, (leaf, label) in enumerate(zip(leaves, labels, strict=True)):
             self._pass.perturb(Leaf(leaf, position, rows, tuple(range(rows.k))), label)
-            self._witness.leaf(leaf)
+            self._witness.leaf(own(leaf))
         self._entered: list[Any] = []
 
     def __enter__(self) -> perturb:
@@ -130,6 +131,7 @@ class perturb:
         A tensor that was made outside of the block, or written after it, is refused.
         """
         if isinstance(tensor, Tensor):
+            tensor = plain_result(tensor)
             self._witness.check(tensor)
         return self._pass.jet(tensor)
 
@@ -155,7 +157,7 @@ def _named(params: Iterable[Tensor] | Mapping[str, Tensor]) -> tuple[list[str], 
         labels = [f"parameter {i}" for i in range(len(leaves))]
     if not leaves:
         raise ValueError("params is empty; expected at least one tensor to perturb.")
-    return labels, [check_leaf(leaf, label) for leaf, label in zip(leaves, labels, strict=True)]
+    return labels, [check_leaf(leaf, label, parts=True) for leaf, label in zip(leaves, labels, strict=True)]
 
 
 def _rows(directions: Any, leaves: list[Tensor], labels: list[str], params: Any) -> Directions:
@@ -177,5 +179,6 @@ def _rows(directions: Any, leaves: list[Tensor], labels: list[str], params: Any)
         given = list(directions)
     if len(given) != len(leaves):
         raise ValueError(f"there are directions for {len(given)} tensors; expected {len(leaves)}, one for each.")
-    check_directions(given, leaves, labels)
+    given = [one.full_tensor() if is_shared_out(one) else one for one in given]
+    check_directions(given, [whole_like(leaf) for leaf in leaves], labels)
     return Given(given)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .. import _torch
+from .. import _torch, _torch_distributed
 from ..storage_geometry import written
 from .rebound import Rebound
 
@@ -85,7 +85,7 @@ class Replay:
         self._set_random_state(self._kept.random)
         self._rebound.assign(self._kept.buffers)
         for storage, saved in self._kept.contents:
-            storage.copy_(saved)
+            _put_back(storage, saved)
         for generator, state in self._kept.drawn.items():
             generator.set_state(state)
 
@@ -144,7 +144,7 @@ class _Writes(_torch.DispatchMode):
     def restore(self) -> None:
         """Put back what the storages held before their first write."""
         for storage, contents in self._saved.items():
-            storage.copy_(contents)
+            _put_back(storage, contents)
         for generator, state in self._drawn.items():
             generator.set_state(state)
 
@@ -155,6 +155,8 @@ class _Writes(_torch.DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if types and any(map(_torch_distributed.is_wrapper, types)):
+            return NotImplemented  # what is done to the tensors inside is seen
         if self.paused:
             return func(*args, **kwargs)
         generator = kwargs.get("generator")
@@ -168,6 +170,12 @@ class _Writes(_torch.DispatchMode):
             if storage not in self._born and not any(storage is one for one in _storages((args, kwargs))):
                 self._born[storage] = True
         return out
+
+
+def _put_back(storage: Any, contents: Any) -> None:
+    """What a storage held, unless it was freed since: what FSDP gathers for a use is gathered anew."""
+    if storage.nbytes() == contents.nbytes():
+        storage.copy_(contents)
 
 
 def _storages(values: Iterable[Any]) -> Iterator[Any]:

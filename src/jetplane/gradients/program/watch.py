@@ -118,12 +118,22 @@ class WatchMode(JetMode):
         if self.switches.off:
             return self._constant(func, args, kwargs)
         given = _tensors(args, kwargs)
+        if self._others:
+            self._refuse_meetings(func, given)
         kinds = [self._kind(tensor) for _, tensor in given]
         if _MORE in kinds:
             return self._part(func, types, args, kwargs, given)
         if _VARIABLE not in kinds and _PARAMETER not in kinds:
             return self._independent(func, types, args, kwargs, kinds)
         return self._dependent(func, types, args, kwargs, given, kinds)
+
+    def _refuse_meetings(self, func: Any, given: Any) -> None:
+        if plan(func).traits.meets and any(tensor.is_floating_point() for _, tensor in given):
+            raise UnsupportedProgram(
+                f"{call_site(str(func))} is a collective, behind which the noise of one process is in the losses of "
+                "others, who do not know it; expected a program without collectives, or estimator='weight', or an "
+                "optimizer that searches a plane."
+            )
 
     def _independent(self, func: Any, types: Any, args: Any, kwargs: Any, kinds: list[str]) -> Any:
         """An operation on constants: what is made of none of the data is born."""

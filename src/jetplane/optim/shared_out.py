@@ -1,0 +1,56 @@
+"""What a search asks of parameters of which each process has a part: a group, and directions that remember nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..ad.run.parts import is_shared_out
+from ..directions import Gradient, Learning, Mixed
+from ..parallel.crew import Crew
+from .moving import Moving
+from .watching import NOBODY, Watcher
+
+__all__ = ["check_shared_out", "shared_facts"]
+
+
+def check_shared_out(moving: Moving, family: Learning, crew: Crew, watcher: Watcher) -> None:
+    """Raise unless a step can move parameters some of which processes share out."""
+    what = next(label for tensor, label in zip(moving.tensors, moving.labels, strict=True) if is_shared_out(tensor))
+    what = f"{what} is a sharded parameter, as FSDP's fully_shard and tensor parallelism make them"
+    if crew.processes is None:
+        raise ValueError(
+            f"{what}, and there is no process_group: each process would move its part by coefficients of its own. "
+            "Expected process_group= of all processes that share it out."
+        )
+    if crew.shares_directions:
+        raise ValueError(
+            f"{what}, and process_group is a DeviceMesh whose processes share the directions: they would not run the "
+            "same passes. Expected a ProcessGroup."
+        )
+    if any(isinstance(one, Gradient) for one in _families(family)):
+        raise ValueError(
+            f"{what}, and Gradient needs a backward pass through it; expected directions that are drawn, as "
+            "Gaussian(k)."
+        )
+    if family.init().slots:
+        raise ValueError(
+            f"{what}, and directions that remember have no memory of parts yet; expected ones that are drawn, as "
+            "Gaussian(k)."
+        )
+    if watcher is not NOBODY:
+        raise ValueError(f"{what}, and a journal has no snapshots of parts yet; expected no journal.")
+
+
+def _families(family: Any) -> list[Any]:
+    return [one for part in family.families for one in _families(part)] if isinstance(family, Mixed) else [family]
+
+
+def shared_facts(moving: Moving) -> dict[str, Any]:
+    """What has to be the same of these parameters in all processes; what is in them, is not."""
+    found: dict[str, Any] = {}
+    for tensor, label in zip(moving.tensors, moving.labels, strict=True):
+        if is_shared_out(tensor):
+            found[f"the whole shape of {label}"] = str(tuple(tensor.shape))
+            found[f"the dtype of the whole {label}"] = str(tensor.dtype)
+            found[f"the placements of {label}"] = str(tensor.placements)  # type: ignore[attr-defined]
+    return found

@@ -1,0 +1,258 @@
+"""What processes do with parameters that they share out: tests look at what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+
+import jetplane as jp
+from jetplane import optim
+from jetplane.directions import Gaussian, Orthonormal, Plane, PreviousStep, Rademacher, RankOne
+from jetplane.journal import Journal
+from jetplane.optim.acceptance import UNRAISED
+from jetplane.solvers import LevenbergMarquardt
+from jetplane.testing.oracle import double_backward
+from many_processes import Place, message, seeded
+from tiny_llama import TinyLlama, loss, parallelised, sharded, tokens
+
+K = 3
+Make = Callable[..., Any]
+
+
+def llama(kind: str, size: int) -> nn.Module:
+    """The model, whole or shared out."""
+    model: Any = seeded(TinyLlama)
+    if kind == "fsdp":
+        return sharded(model)
+    if kind == "tensor parallel":
+        return parallelised(model, init_device_mesh("cpu", (size,)))
+    if kind == "both":
+        mesh = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("data", "tensor"))
+        return sharded(parallelised(model, mesh["tensor"]), mesh=mesh["data"])
+    return model
+
+
+def drawn(model: nn.Module) -> Any:
+    leaves = list(model.parameters())
+    return Gaussian(K).draw(Plane(0, 0, 0, leaves, list))
+
+
+def numbers(quadratic: Any) -> dict[str, Tensor]:
+    return {"loss": quadratic.loss, "slope": quadratic.slope, "curvature": quadratic.curvature}
+
+
+def expected(curvature: str = "exact") -> dict[str, Tensor]:
+    """Slopes and curvatures of the model in one process: exact ones by double backward."""
+    model = llama("whole", 1)
+    leaves, rows = list(model.parameters()), drawn(model)
+    given = [rows.rows(place, leaf.detach(), 0, K) for place, leaf in enumerate(leaves)]
+    if curvature == "exact":
+        return numbers(double_backward(lambda: loss(model, tokens()), leaves, given))
+    with jp.perturb(leaves, given, curvature=curvature) as jets:
+        value = loss(model, tokens())
+    return numbers(jets.quadratic(value))
+
+
+def plane(kind: str, place: Place) -> dict[str, Any]:
+    """The same where processes share the model out, in a first pass, and in one after FSDP has gathered."""
+    model = llama(kind, place.size)
+    rows, found = drawn(model), {}
+    params = dict(model.named_parameters())
+    for curvature in ("exact", "ggn"):
+        with jp.perturb(params, rows, curvature=curvature) as jets:
+            value = loss(model, tokens())
+        found[curvature] = numbers(jets.quadratic(value))
+    found["sharded"] = all(type(p).__name__ == "DTensor" or p.ndim == 1 for p in model.parameters())
+    return found
+
+
+# -- steps ------------------------------------------------------------------------------------------------------------
+
+SEARCHES: dict[str, tuple[Make, str]] = {
+    "clipped": (lambda p, **o: optim.FoMoHKD(p, 1.0, 2, clip=0.1, weight_decay=0.1, accept=UNRAISED, **o), "mean"),
+    "FGD": (lambda p, **o: optim.FGD(p, 0.01, 4, **o), "mean"),
+    "FoMoH": (lambda p, **o: optim.FoMoH(p, 0.5, **o), "mean"),
+    "FoMoHKD": (lambda p, **o: optim.FoMoHKD(p, 0.3, 2, **o), "mean"),
+    "GaussNewtonSearch": (lambda p, **o: optim.GaussNewtonSearch(p, k=8, **o), "none"),
+    "rank one": (
+        lambda p, **o: optim.FoMoHKD(
+            p, 0.3, directions=RankOne(20), curvature="ggn", solver=LevenbergMarquardt(shrink=False), **o
+        ),
+        "none",
+    ),
+    "all options": (
+        lambda p, **o: optim.FoMoHKD(
+            p, 1.0, directions=[Orthonormal(2), Rademacher(2)], clip=0.3, samples=2, chunk_size=1, weight_decay=0.1, **o
+        ),
+        "mean",
+    ),
+}
+
+
+def whole(model: nn.Module) -> Tensor:
+    """All parameters, of which each process may have a part."""
+    params = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters()]
+    return torch.cat([p.detach().flatten() for p in params])
+
+
+def stepped(name: str, kind: str, place: Place, steps: int = 3) -> dict[str, Any]:
+    """The parameters after steps of a model that is shared out, and of one that every process has whole."""
+    maker, reduction = SEARCHES[name]
+    mine = tokens()[:3] if place.rank == 0 else tokens()[3:]
+    batch = mine if kind == "fsdp" else tokens()
+    found: dict[str, Any] = {}
+    family: Any = None
+    for one in (kind, "whole"):
+        model = llama(one, place.size)
+        opt = maker(list(model.parameters()), process_group=place.group, check_every=1)
+        if family is not None:
+            opt.directions = family
+        family = opt.directions
+        losses = [opt.step(lambda x: loss(model, x, reduction), batch) for _ in range(steps)]  # noqa: B023
+        found[one] = whole(model)
+        found[f"{one}, losses"] = torch.stack(losses)
+    return found
+
+
+def penalised(place: Place) -> dict[str, Any]:
+    """A closure that reads sharded parameters themselves, one that reads none of them, and given directions."""
+    from torch.distributed.fsdp import fully_shard
+
+    found = {}
+    for kind in ("whole", "fsdp"):
+        model = seeded(lambda: nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1)))
+        if kind == "fsdp":
+            fully_shard(model)  # of the last weight (1, 3) the second process has nothing
+        params = list(model.parameters())
+        x = torch.sin(torch.arange(8, dtype=torch.float64)).reshape(2, 4)
+        rows = [torch.cos(torch.arange(2.0 * p.numel(), dtype=torch.float64)).reshape(2, *p.shape) for p in params]
+        with jp.perturb(params, rows) as jets:
+            squares = [p.square().sum() for p in params]
+            squares = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in squares]
+            value = (model(x) ** 2).sum() * 1.5 + torch.stack(squares).sum() ** 2
+        found[kind] = numbers(jets.quadratic(value))
+    return found
+
+
+# -- derivatives along inputs -----------------------------------------------------------------------------------------
+
+
+class Flow(nn.Module):
+    """A velocity of places z at times t."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(5, 8), nn.SiLU(), nn.Linear(8, 4)) for _ in range(2))
+
+    def forward(self, z: Tensor, t: Tensor) -> Tensor:
+        for block in self.blocks:
+            z = z + block(torch.cat([z, t], -1))
+        return z
+
+
+def flowing(kind: str, place: Place) -> dict[str, Any]:
+    """A step of MeanFlow: the derivative of the output along the path of its inputs is a part of the target."""
+    from torch.distributed._composable.replicate_with_fsdp import replicate
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    model: Any = seeded(Flow)
+    short = MixedPrecisionPolicy(param_dtype=torch.bfloat16) if kind == "short" else MixedPrecisionPolicy()
+    wrap = replicate if kind == "replicate" else fully_shard
+    if kind != "whole":
+        for block in model.blocks:
+            wrap(block, mp_policy=short)
+        wrap(model, mp_policy=short)
+    z = torch.sin(torch.arange(12, dtype=torch.float64) + place.rank).reshape(3, 4)
+    t, v = torch.linspace(0, 1, 3, dtype=torch.float64).unsqueeze(1), torch.cos(z)
+    u, along = jp.jvp(lambda z, t: model(z, t), (z, t), (v, torch.ones_like(t)))
+    found: dict[str, Any] = {"u": u.detach(), "along": along.detach()}
+    if kind != "short":
+        loss = (u - (v - t * along).detach()).square().mean()
+        loss.backward()
+        grads = [p.grad for p in model.parameters()]
+        for grad in grads if kind == "whole" else ():
+            torch.distributed.all_reduce(grad)
+            grad /= place.size
+        grads = [grad.full_tensor() if hasattr(grad, "full_tensor") else grad for grad in grads]
+        found["gradient"] = torch.cat([grad.flatten() for grad in grads])
+    return found
+
+
+# -- what is refused --------------------------------------------------------------------------------------------------
+
+
+def refusals(place: Place) -> dict[str, str]:
+    from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
+
+    model, group = llama("fsdp", place.size), place.group
+    params = list(model.parameters())
+    mesh = init_device_mesh("cpu", (1, place.size), mesh_dim_names=("data", "directions"))
+    one = init_device_mesh("cpu", (place.size,))
+    whole = torch.ones(4, 2, dtype=torch.float64)
+    partial = DTensor.from_local(whole, one, [Partial()])
+    spread = distribute_tensor(whole, one, [Shard(0)])
+    uneven = DTensor.from_local(whole[: 1 + 2 * place.rank], one, [Shard(0)], shape=(4, 2), stride=(2, 1))
+
+    def journalled() -> None:
+        opt = optim.FGD(params, 0.1, process_group=group)
+        opt._watcher = Journal  # type: ignore[assignment]
+        opt.step(lambda x: loss(model, x), tokens())
+
+    def part() -> None:
+        with jp.perturb([spread], torch.ones(1, 1, 4, 2, dtype=torch.float64)) as jets:
+            value = spread.square()
+        jets.of(value)
+
+    return {
+        "alone": message(lambda: optim.FGD(params, 0.1).step(lambda x: loss(model, x), tokens())),
+        "mesh": message(lambda: optim.FoMoHKD(params, 0.1, process_group=mesh)),
+        "gradient": message(lambda: optim.FoMoHBP(params, 0.1, process_group=group)),
+        "memory": message(
+            lambda: optim.FoMoHKD(params, 0.1, directions=[PreviousStep(), Gaussian(1)], process_group=group)
+        ),
+        "journal": message(journalled),
+        "HorizonAdam": message(lambda: optim.HorizonAdam(params, process_group=group)),
+        "ForwardGradient": message(lambda: jp.ForwardGradient(params, process_group=group)),
+        "quadratic": message(lambda: jp.quadratic(lambda w: w.sum(), spread, torch.ones(1, 4, 2))),
+        "partial": message(lambda: jp.perturb([partial], Gaussian(1))),
+        "uneven": message(lambda: jp.perturb([uneven], Gaussian(1))),
+        "result": message(part),
+        "closure": message(
+            lambda: optim.FGD([spread.requires_grad_()], 0.1, process_group=group).step(
+                lambda: spread.square().sum(), weight=1
+            )
+        ),
+    }
+
+
+def short_jobs() -> dict[str, Callable[[Place], Any]]:
+    """What two processes do in every run of the tests."""
+    found: dict[str, Callable[[Place], Any]] = {}
+    for kind in ("fsdp", "tensor parallel"):
+        found[f"plane, {kind}"] = lambda place, kind=kind: plane(kind, place)
+    found["FoMoHKD, fsdp"] = lambda place: stepped("FoMoHKD", "fsdp", place, 2)
+    found["FoMoHKD, tensor parallel"] = lambda place: stepped("FoMoHKD", "tensor parallel", place, 2)
+    found["clipped"] = lambda place: stepped("clipped", "fsdp", place, 1)
+    found["penalised"] = penalised
+    for kind in ("whole", "fsdp", "replicate", "short"):
+        found[f"flowing, {kind}"] = lambda place, kind=kind: flowing(kind, place)
+    found["refusals"] = refusals
+    return found
+
+
+def steps_jobs() -> dict[str, Callable[[Place], Any]]:
+    """What two processes do in the slow tests."""
+    return {
+        f"{name}, {kind}": lambda place, name=name, kind=kind: stepped(name, kind, place, 6)
+        for name in SEARCHES
+        for kind in ("fsdp", "tensor parallel")
+    }
+
+
+def both_jobs() -> dict[str, Callable[[Place], Any]]:
+    """What four processes do in the slow tests."""
+    return {"plane, both": lambda place: plane("both", place)}
