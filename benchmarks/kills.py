@@ -41,10 +41,14 @@ from jetplane.solvers import SaddleFree
 from jetplane_lab.bench.machine import environment
 
 SAMPLES, BATCH = 96, 24
+# torchrun hands the addresses of processes that are gone to those that it starts again, unless it is told not to share
+# its store with them (pytorch#135712)
+APART = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
 
 
 def train(folder: Path, steps: int, seed: int, commit_every: int) -> None:
     """What a worker does: begin, or go on where the journal ends."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # one that is forked has the agent's own
     rank, size, restart = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT"))
     _write(folder / f"pid-{restart}-{rank}", str(os.getpid()))
     torch.set_num_threads(1)
@@ -78,7 +82,7 @@ def launch(folder: Path, options: argparse.Namespace, seed: int, commit_every: i
     else:
         command = [sys.executable, *work, "--fork", str(options.processes)]
     with (folder / "log").open("ab") as log:
-        return subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        return subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | APART)
 
 
 def forked(options: argparse.Namespace) -> None:
@@ -204,7 +208,7 @@ def main() -> None:
     parser.add_argument("--each", type=int, default=20, help="kills of a run at most (default: %(default)s)")
     parser.add_argument("--processes", type=int, default=3, help="(default: %(default)s)")
     parser.add_argument("--steps", type=int, default=150, help="of a run (default: %(default)s)")
-    parser.add_argument("--longest", type=float, default=2.0, help="seconds from start to kill (default: %(default)s)")
+    parser.add_argument("--longest", type=float, default=8.0, help="seconds from start to kill (default: %(default)s)")
     parser.add_argument("--launcher", choices=["torchrun", "forked"], default="torchrun", help="(default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)

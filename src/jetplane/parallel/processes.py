@@ -99,7 +99,7 @@ class Processes:
         data = text.encode()
         sizes = [int(size) for size in self.gather(torch.tensor([len(data)], dtype=torch.float64, device="cpu"), what)]
         padded = torch.zeros(max(sizes), dtype=torch.uint8, device="cpu")
-        padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        padded[: len(data)] = torch.tensor(list(data), dtype=torch.uint8)
         found = self._all_gather(padded, what)
         return [bytes(one[:size].tolist()).decode() for one, size in zip(found, sizes, strict=True)]
 
