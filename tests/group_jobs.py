@@ -22,7 +22,8 @@ from torch.nn.parallel import DistributedDataParallel
 import jetplane as jp
 from jetplane import optim
 from jetplane.directions import Gaussian, Grown
-from jetplane.journal import Journal, replay, verify
+from jetplane.journal import Journal, SharedJournal, opened, replay, verify
+from jetplane.parallel import Quorum
 from jetplane.parallel.processes import Processes
 from jetplane.solvers import Step
 from many_processes import (
@@ -299,6 +300,102 @@ def journaled(place: Place) -> list[Any]:
         return [verify(folder)[0], same]
 
 
+def shared_journal(place: Place) -> list[Any]:
+    """A journal that both processes share, gone on with by processes that hold other numbers; and a refused one."""
+    (folder,) = Processes(place.group).texts(tempfile.mkdtemp() if place.rank == 0 else "", "a test")[:1]
+
+    def run(steps: int, start: float) -> tuple[Tensor, Any, int]:
+        model = seeded(lambda: nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)))
+        with torch.no_grad():
+            model[0].bias += start
+        directions = Grown(Gaussian, 2, 4, 2, 2.0)
+        opt = optim.FoMoHKD(model.parameters(), 0.3, directions=directions, clip=0.3, process_group=place.group)
+        with SharedJournal(f"{folder}/journal", opt, model=model, snapshot_every=2) as journal:
+            found = journal.place, journal.step
+            for number in range(journal.step, steps):
+                journal.place = {"step": number}
+                opt.step(losses(model, "mean"), *shard(place))
+        return torch.cat([flat(model), *(b.double().flatten() for b in model.buffers())]), *found
+
+    run(3, 0.0)
+    went_on = run(6, 1.0 + place.rank)
+    model = convex()
+    opt = optim.FoMoHKD(model.parameters(), 0.3, process_group=place.group)
+    refused = message(lambda: SharedJournal(f"{folder}/journal", opt, model=model))
+    return [went_on, refused.split(";")[0].replace(folder, "FOLDER"), list(replay(f"{folder}/journal").values())]
+
+
+def absent(place: Place) -> list[Any]:
+    """The second process is slow in two of eight steps, and left out: parameters, and who was left out by the journal."""
+    model, slow = convex(), {2: 0.6, 5: 0.4}
+    quorum = Quorum(place.group, least=1, wait=0.15, lost=20.0)
+    opt = optim.FoMoHKD(model.parameters(), 0.3, 2, process_group=quorum, check_every=1, clip=1.0)
+    calls: list[int] = []
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        calls.append(step)
+        if place.rank == 1:
+            time.sleep(slow.get(step, 0.0))
+        return losses(model, "mean")(x, y)
+
+    with tempfile.TemporaryDirectory() as folder:
+        with Journal(folder, opt, model=model):
+            for step in range(8):
+                time.sleep(0.1 * (place.rank == 0))  # so that the other one can catch up
+                opt.step(loss, *shard(place))
+        run = opened(folder)
+        left_out = [list(record.absent) for record in run.records(run.first, run.last)]
+    distributed.barrier()
+    return [flat(model), left_out, calls]
+
+
+def quorum_refusals(place: Place) -> dict[str, str]:
+    """What there is no quorum for; processes that differ, or fail, or do not come."""
+    few = Quorum(place.group, least=2, wait=0.2, lost=1.0)
+    params = list(convex().parameters())
+    batches = shard(place)
+
+    def stepping(broken: bool = False, **options: Any) -> str:
+        model = convex()
+        opt = optim.FoMoHKD(model.parameters(), 0.3, 2, process_group=few, **options)
+
+        def loss(x: Tensor, y: Tensor) -> Tensor:
+            if broken and place.rank == 1:
+                raise KeyError("a broken disk")
+            return losses(model, "mean")(x, y)
+
+        return message(lambda: opt.step(loss, *batches))
+
+    model = convex()
+    drifting = optim.FoMoHKD(model.parameters(), 0.3, 2, process_group=few, check_every=1)
+    drifting.step(losses(model, "mean"), *batches)
+    if place.rank == 1:
+        with torch.no_grad():
+            model.bias[0] += 1e-12
+    found = {
+        "HorizonAdam": message(lambda: optim.HorizonAdam(params, process_group=few)),
+        "least": message(lambda: optim.FGD(params, process_group=Quorum(place.group, 3, 1.0))),
+        "no group": message(lambda: optim.FGD(params, process_group=Quorum(None, 1, 1.0))),
+        "acceptance": stepping(accept=optim.Acceptance(0)),
+        "solver": stepping(solver=Broken()),
+        "nobody": message(lambda: optim.FGD(params, process_group=few).step(lambda: params[0].sum(), weight=0)),
+        "drifted": message(lambda: [drifting.step(losses(model, "mean"), *batches) for _ in range(2)]),
+        "raising": stepping(broken=True),
+    }
+    distributed.barrier()
+    for name, steps in (("leader gone", 0), ("behind", 1002)):
+        model = convex()
+        alone = Quorum(place.group, least=1, wait=0.001, lost=1.0)
+        opt = optim.FGD(model.parameters(), 0.01, process_group=alone, check_every=None)
+        opt.step(losses(model, "mean"), *batches)
+        for _ in range(steps if place.rank == 0 else 0):
+            opt.step(losses(model, "mean"), *batches)
+        distributed.barrier()
+        found[name] = message(lambda: opt.step(losses(model, "mean"), *batches)) if place.rank else ""
+        distributed.barrier()
+    return found
+
+
 # -- what else works ------------------------------------------------------------------------------------
 
 
@@ -426,6 +523,8 @@ def all_jobs() -> dict[str, Job]:
         jobs[job.__name__] = job  # type: ignore[assignment]
     jobs["HorizonAdam, changed on its way"] = changing_horizon
     jobs["journaled"] = journaled
+    for one in (shared_journal, absent, quorum_refusals):
+        jobs[one.__name__] = one  # type: ignore[assignment]
     jobs["dying"] = dying
     return jobs
 

@@ -251,6 +251,7 @@ class Journal:
             place=self._place,
             buffers=self._changed(),
             digest=digest(self._tensors().values()) if digested else None,
+            absent=moved.absent,
         )
 
     def _changed(self) -> dict[int, bytes]:

@@ -98,6 +98,11 @@ class Closures:
         """The quadratic model of the mean loss in the plane of ``directions``."""
         if self._repeats:
             directions = Unwatched(directions, self._replay)
+        used = self.used
+        known = self.averages.known(directions.k, curvature, used, self._leaves[0].device)
+        if known is not None:
+            self._note_used(used)
+            return known
         pairs = curvature.pairs(directions.k)
         work = self.averages.work(pairs, chunk_size, is_late(curvature))
         with self.averages.planes(curvature, directions.k):
@@ -113,8 +118,12 @@ class Closures:
                 )
         used, counts = self.used, [jet.primal.numel() * jet.primal.ndim for jet in parts[0]]
         model = self.averages.model(models, counts, curvature, used)
-        self._unused = {label for label, one in zip(self._labels, used, strict=True) if not one}
+        self._note_used(used)
         return model
+
+    def _note_used(self, used: Sequence[bool]) -> None:
+        """Go on with these as the parameters that any process uses."""
+        self._unused = {label for label, one in zip(self._labels, used, strict=True) if not one}
 
     def kind(self, directions: Directions, curvature: Curvature) -> Any:
         """What the memory that a pass holds depends on, as far as it is known without running the closures."""

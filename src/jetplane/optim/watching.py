@@ -27,6 +27,7 @@ class Moved(NamedTuple):
     slopes: Sequence[Tensor]  # (K,) for each plane
     used: Sequence[bool]  # of each parameter: whether the closures read it
     block: int | None  # how many directions are summed up at a time; None: all
+    absent: Sequence[int] = ()  # processes that were left out of it
 
 
 class Watcher(Protocol):
