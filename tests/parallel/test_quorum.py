@@ -37,9 +37,7 @@ def test_what_a_quorum_refuses(two: Results) -> None:
             "ValueError: process_group of HorizonAdam is a Quorum, and a step in a plane alone can leave a process out; "
             "expected a ProcessGroup."
         )
-        assert found["least"] == (
-            "ValueError: least is 3 in a Quorum of a group of 2 processes; expected at most all."
-        )
+        assert found["least"] == ("ValueError: least is 3 in a Quorum of a group of 2 processes; expected at most all.")
         assert found["no group"] == "ValueError: least is 1 in a Quorum without a group; expected a ProcessGroup."
         assert found["acceptance"].startswith(
             "ValueError: process_group is a Quorum, and step 0 asks for its loss, at which others may come in time; "

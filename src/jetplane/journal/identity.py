@@ -22,7 +22,8 @@ from .recipes import recipe_of
 
 __all__ = ["Tracked", "compare", "identity", "machine", "tracked", "update_form", "versions"]
 
-_UPDATE = 1  # the form of the update: another number wherever the arithmetic of optim/step.py's changes
+# The form of the update: another number wherever the arithmetic of optim/step.py's changes.
+_UPDATES = {"cpu": 1, "cuda": 2}  # on CUDA: sums in the order of directions, by directions/weighed.py
 
 
 class Tracked(NamedTuple):
@@ -105,7 +106,8 @@ def versions() -> dict[str, str]:
 
 def update_form(kinds: Iterable[str]) -> str:
     """Which arithmetic an update is made by, on these kinds of devices."""
-    return f"form {_UPDATE} on {', '.join(sorted(kinds))}"
+    named = sorted(kinds)
+    return f"form {max(_UPDATES.get(kind, 1) for kind in named)} on {', '.join(named)}"
 
 
 def machine(device: torch.device) -> dict[str, Any]:
