@@ -69,11 +69,6 @@ def identity(optimizer: Any, of: Tracked) -> dict[str, Any]:
             f"the optimizer is {name}, whose update is no sum of directions with a few coefficients; expected a "
             "HyperplaneSearch, such as FGD, FoMoH, FoMoHKD or GaussNewtonSearch."
         )
-    if optimizer.compile:
-        raise JournalRefused(
-            "the optimizer has compile=True, and the compiler's update is rounded otherwise than the one that a replay "
-            "makes; expected compile=False."
-        )
     kinds = {leaf.device.type for leaf in of.leaves}
     return {
         **versions(),
@@ -88,6 +83,7 @@ def identity(optimizer: Any, of: Tracked) -> dict[str, Any]:
         "accept": _text(optimizer.accept),
         "clip": optimizer.clip,
         "maximize": optimizer.maximize,
+        "compile": optimizer.compile,
         "parameters": [
             [name, list(leaf.shape), name_of(leaf.dtype), list(leaf.stride()), group]
             for name, leaf, group in zip(of.names, of.leaves, of.groups, strict=True)

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import torch
 
+from ..optim import HyperplaneSearch
 from ..parallel.processes import Processes
 from .identity import tracked
 from .optimizer_state import rates_of, set_numbers, tensors_of
@@ -51,7 +52,8 @@ class SharedJournal:
         **options: Any,
     ) -> None:
         check(optimizer, model)
-        self._optimizer: Any = optimizer
+        assert isinstance(optimizer, HyperplaneSearch)  # others are refused above
+        self._optimizer = optimizer
         self._place: Any = None
         self._journal: Journal | None = None
         processes: Processes | None = self._optimizer._crew.processes

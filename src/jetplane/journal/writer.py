@@ -30,7 +30,7 @@ from .step_record import StepRecord, encode
 __all__ = ["Journal", "check"]
 
 
-_PARTS = ("directions", "curvature", "solver", "samples", "clip", "maximize", "accept")
+_PARTS = ("directions", "curvature", "solver", "samples", "clip", "maximize", "accept", "compile")
 
 
 def check(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None = None) -> None:
@@ -49,9 +49,9 @@ class Journal:
     tensors are written as safetensors, of which the first and the ``keep`` newest stay (None: all). Every
     ``digest_every`` steps a record has a checksum of the tensors, by which a replay knows that it is right.
 
-    The steps must be functions of seeds and coefficients: an optimizer whose directions are not (`FoMoHBP`), whose
-    update is compiled, or that is no `HyperplaneSearch` is refused. ``model`` gives parameters their names; without it
-    no buffers are written down, nor restored.
+    The steps must be functions of seeds and coefficients: an optimizer whose directions are not (`FoMoHBP`), or that is
+    no `HyperplaneSearch` is refused. With ``compile`` the passes are compiled, and the update is made as it is.
+    ``model`` gives parameters their names; without it no buffers are written down, nor restored.
 
     Example:
         >>> import tempfile
@@ -181,12 +181,10 @@ class Journal:
 
     # -- what the optimizer tells -----------------------------------------------------------------------------------
 
-    def before(self, now: Any, *, compiled: bool) -> None:
+    def before(self, now: Any) -> None:
         """A step is about to be taken: raise while nothing has moved."""
         if self._broken is not None:
             raise JournalRefused(f"{self._broken}; expected Journal.resume, or no journal, for further steps.")
-        if compiled:
-            identity(self._optimizer, self._tracked)
         self._check_parts()
         if (now.seed, now.step) != (self._header["seed"], self._step):
             raise JournalRefused(

@@ -33,7 +33,7 @@ class Moved(NamedTuple):
 class Watcher(Protocol):
     """What is told of the steps."""
 
-    def before(self, now: Numbers, *, compiled: bool) -> None:
+    def before(self, now: Numbers) -> None:
         """A step is about to be taken. Raises where it could not be told of."""
         ...
 
@@ -43,7 +43,7 @@ class Watcher(Protocol):
 
 
 class _Nobody:
-    def before(self, now: Numbers, *, compiled: bool) -> None:
+    def before(self, now: Numbers) -> None:
         pass
 
     def after(self, moved: Moved) -> None:

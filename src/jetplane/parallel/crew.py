@@ -70,6 +70,11 @@ class Crew:
         """Whether this process is alone, and there is nothing left to say about it."""
         return self._begun and self.processes is None
 
+    @property
+    def shares_directions(self) -> bool:
+        """Whether processes run some of a plane's passes each."""
+        return self._mesh is not None
+
     def trust(self) -> None:
         """Compare nothing before the first step: who uses this one does."""
         self._begun = True

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from torch import distributed
+
 from ..errors import LostProcess
 from .processes import Processes, named
 
@@ -60,13 +62,12 @@ class Quorum:
 
 
 class Attendance:
-    """What a process keeps of the exchanges of its group. ``name`` is that of the exchanges, the same in all of them."""
+    """What a process keeps of the exchanges of its group. ``name`` is that of the exchanges, the same in all."""
 
     def __init__(self, quorum: Quorum, processes: Processes, name: str) -> None:
-        from torch.distributed import PrefixStore
-
         self._quorum, self.size, self.rank = quorum, processes.size, processes.rank
-        self._store = PrefixStore(f"jetplane/{name}", processes.group.get_group_store())
+        store = processes.group.get_group_store()
+        self._store: Any = distributed.PrefixStore(f"jetplane/{name}", store)  # type: ignore[attr-defined]
         self._number = 0  # of the exchange that is next
         self._led = 0  # decisions of the first process since the last one
         self._leds: dict[int, int] = {}  # how many there were, by exchange
@@ -145,7 +146,7 @@ class Attendance:
     def _is_back(self, rank: int) -> bool:
         """Whether a process that was left out has caught up."""
         key = f"back/{rank}"
-        return self._store.check([key]) and int(self._store.get(key)) >= self._number - 1
+        return bool(self._store.check([key])) and int(self._store.get(key)) >= self._number - 1
 
     def _forget(self) -> None:
         """Remove the exchange that is too old."""
