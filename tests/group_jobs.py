@@ -22,7 +22,8 @@ from torch.nn.parallel import DistributedDataParallel
 import jetplane as jp
 from jetplane import optim
 from jetplane.directions import Gaussian, Grown
-from jetplane.journal import Journal, replay, verify
+from jetplane.journal import Journal, SharedJournal, opened, replay, verify
+from jetplane.parallel import Quorum
 from jetplane.parallel.processes import Processes
 from jetplane.solvers import Step
 from many_processes import (
@@ -224,6 +225,7 @@ def arguments(place: Place) -> dict[str, str]:
     params, group = list(model.parameters()), place.group
     opt = stepped(place, model)
     x, y = shard(place)
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "directions"))
     estimate = jp.ForwardGradient(params, process_group=group)
     return {
         "no batch": message(lambda: opt.step(lambda: loss(x, y))),
@@ -232,7 +234,7 @@ def arguments(place: Place) -> dict[str, str]:
         "text": message(lambda: opt.step(loss, x, y, weight="many")),
         "negative": message(lambda: opt.step(loss, x, y, weight=-1)),
         "nobody": message(lambda: opt.step(loss, x, y, weight=0)),
-        "compile": message(lambda: optim.FGD(params, compile=True, process_group=group)),
+        "compile": message(lambda: optim.FGD(params, compile=True, process_group=mesh)),
         "capturable": message(lambda: jp.ForwardGradient(params, capturable=True, process_group=group)),
         "compiled estimate": message(lambda: jp.ForwardGradient(params, compile=True, process_group=group)),
         "compiled adam": message(lambda: optim.HorizonAdam(params, compile=True, process_group=group)),
@@ -297,6 +299,131 @@ def journaled(place: Place) -> list[Any]:
         found = replay(folder)
         same = [torch.equal(found[name], tensor) for name, tensor in model.state_dict().items()]
         return [verify(folder)[0], same]
+
+
+def shared_journal(place: Place) -> list[Any]:
+    """A journal that both processes share, gone on with by processes that hold other numbers; and a refused one."""
+    (folder,) = Processes(place.group).texts(tempfile.mkdtemp() if place.rank == 0 else "", "a test")[:1]
+
+    def run(steps: int, start: float) -> tuple[Tensor, Any, int]:
+        model = seeded(lambda: nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)))
+        with torch.no_grad():
+            model[0].bias += start
+        directions = Grown(Gaussian, 2, 4, 2, 2.0)
+        opt = optim.FoMoHKD(model.parameters(), 0.3, directions=directions, clip=0.3, process_group=place.group)
+        with SharedJournal(f"{folder}/journal", opt, model=model, snapshot_every=2) as journal:
+            found = journal.place, journal.step
+            for number in range(journal.step, steps):
+                journal.place = {"step": number}
+                opt.step(losses(model, "mean"), *shard(place))
+        return torch.cat([flat(model), *(b.double().flatten() for b in model.buffers())]), *found
+
+    run(3, 0.0)
+    went_on = run(6, 1.0 + place.rank)
+    model = convex()
+    opt = optim.FoMoHKD(model.parameters(), 0.3, process_group=place.group)
+    refused = message(lambda: SharedJournal(f"{folder}/journal", opt, model=model))
+    return [went_on, refused.split(";")[0].replace(folder, "FOLDER"), list(replay(f"{folder}/journal").values())]
+
+
+def absent(place: Place) -> list[Any]:
+    """The second process is slow in two of eight steps, and left out: parameters, who was left out, steps computed."""
+    model, slow = convex(), {2: 0.6, 5: 0.4}
+    quorum = Quorum(place.group, least=1, wait=0.15, lost=20.0)
+    opt = optim.FoMoHKD(model.parameters(), 0.3, 2, process_group=quorum, check_every=1, clip=1.0)
+    calls: list[int] = []
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        calls.append(opt.param_groups[0]["step"])
+        if place.rank == 1:
+            time.sleep(slow.get(calls[-1], 0.0))
+        return losses(model, "mean")(x, y)
+
+    with tempfile.TemporaryDirectory() as folder:
+        with Journal(folder, opt, model=model):
+            for _ in range(8):
+                time.sleep(0.1 * (place.rank == 0))  # so that the other one can catch up
+                opt.step(loss, *shard(place))
+        run = opened(folder)
+        left_out = [list(record.absent) for record in run.records(run.first, run.last)]
+    distributed.barrier()
+    return [flat(model), left_out, calls]
+
+
+def _late(place: Place, steps: int) -> str:
+    """What the second process says of a step that the first one has not taken, or has left so many steps behind."""
+    model = convex()
+    quorum = Quorum(place.group, least=1, wait=0.001, lost=1.0)
+    opt = optim.FGD(model.parameters(), 0.01, process_group=quorum, check_every=None)
+    loss, (x, y) = losses(model, "mean"), shard(place)
+    for _ in range(1 + steps * (place.rank == 0)):
+        opt.step(loss, x, y)
+    distributed.barrier()
+    said = message(lambda: opt.step(loss, x, y)) if place.rank else ""
+    distributed.barrier()
+    return said
+
+
+def quorum_refusals(place: Place) -> dict[str, str]:
+    """What there is no quorum for; processes that differ, or fail, or do not come."""
+    few = Quorum(place.group, least=2, wait=0.2, lost=1.0)
+    params = list(convex().parameters())
+    batches = shard(place)
+
+    def stepping(broken: bool = False, **options: Any) -> str:
+        model = convex()
+        opt = optim.FoMoHKD(model.parameters(), 0.3, 2, process_group=few, **options)
+
+        def loss(x: Tensor, y: Tensor) -> Tensor:
+            if broken and place.rank == 1:
+                raise KeyError("a broken disk")
+            return losses(model, "mean")(x, y)
+
+        return message(lambda: opt.step(loss, *batches))
+
+    model = convex()
+    drifting = optim.FoMoHKD(model.parameters(), 0.3, 2, process_group=few, check_every=1)
+    drifting.step(losses(model, "mean"), *batches)
+    if place.rank == 1:
+        with torch.no_grad():
+            model.bias[0] += 1e-12
+    found = {
+        "HorizonAdam": message(lambda: optim.HorizonAdam(params, process_group=few)),
+        "least": message(lambda: optim.FGD(params, process_group=Quorum(place.group, 3, 1.0))),
+        "no group": message(lambda: optim.FGD(params, process_group=Quorum(None, 1, 1.0))),
+        "acceptance": stepping(accept=optim.Acceptance(0)),
+        "solver": stepping(solver=Broken()),
+        "nobody": message(lambda: optim.FGD(params, process_group=few).step(lambda: params[0].sum(), weight=0)),
+        "drifted": message(lambda: [drifting.step(losses(model, "mean"), *batches) for _ in range(2)]),
+        "raising": stepping(broken=True),
+    }
+    distributed.barrier()
+    for name, steps in (("leader gone", 0), ("behind", 1002)):
+        found[name] = _late(place, steps)
+    return found
+
+
+def compiled(place: Place) -> list[Any]:
+    """Compiled passes in a group, beside uncompiled ones, with a journal and what a loss has beside it."""
+    found: list[Any] = []
+    for compile in (False, True):
+        model = convex()
+        # the solver asks the host, and the acceptance halves: neither is compiled
+        options = {"solver": jp.solvers.SaddleFree(), "accept": optim.Acceptance(2), "compile": compile}
+        opt = optim.FoMoHKD(model.parameters(), 0.3, 2, process_group=place.group, check_every=1, **options)
+
+        def loss(x: Tensor, y: Tensor, model: nn.Module = model) -> tuple[Tensor, Tensor]:
+            logits = model(x)
+            penalty = 0.05 * sum(p.square().sum() for p in model.parameters())
+            return F.cross_entropy(logits, y) + penalty, logits.argmax(1)
+
+        with tempfile.TemporaryDirectory() as folder:
+            with Journal(folder, opt, model=model, digest_every=1):
+                for _ in range(3):
+                    opt.step(loss, *shard(place), has_aux=True)
+            assert verify(folder).digests == 3
+        found += [flat(model), opt.report.aux, opt._swept is not None]
+    return found
 
 
 # -- what else works ------------------------------------------------------------------------------------
@@ -424,6 +551,8 @@ def all_jobs() -> dict[str, Job]:
         jobs[job.__name__] = job  # type: ignore[assignment]
     jobs["HorizonAdam, changed on its way"] = changing_horizon
     jobs["journaled"] = journaled
+    for one in (shared_journal, absent, quorum_refusals, compiled):
+        jobs[one.__name__] = one  # type: ignore[assignment]
     jobs["dying"] = dying
     return jobs
 

@@ -43,6 +43,7 @@ METHODS: dict[str, Make] = {
     "fgd": lambda m: FGD(m.parameters(), lr=1e-2, k=2, seed=1, weight_decay=0.01),
     "fomoh": lambda m: FoMoH(m.named_parameters(), lr=0.1, seed=2**63 + 5),
     "fomoh-kd": lambda m: FoMoHKD(m.parameters(), lr=0.05, k=3, clip=0.1),
+    "gaussian": lambda m: FoMoHKD(m.parameters(), lr=0.05, k=3, clip=0.1, solver=SaddleFree()),
     "chunked": lambda m: FoMoHKD(m.parameters(), lr=0.05, k=3, chunk_size=2, solver=SaddleFree()),
     "damped": lambda m: FoMoHKD(m.parameters(), k=2, solver=Damped(1.0), accept=Acceptance(backtracks=2)),
     "cubic": lambda m: FoMoHKD(m.parameters(), k=2, solver=Cubic(), patience=None),

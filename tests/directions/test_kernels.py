@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from jetplane.directions import counter
+from jetplane.directions import counter, weighed
 from jetplane.directions.counter import Stream
 
 # (seed, step, sample, position, first row, last row, entries): ends of the ranges, tails of a block, several programs
@@ -24,6 +24,13 @@ CASES = [
     (0x0123456789ABCDEF, 1000, 0, 17, 0, 2, 2501),
     (7, 7, 7, 7, 0, 2, 0),
 ]
+
+# a parameter (n,), rows (K, n), and numbers (S, K + 1): the coefficients and the factor of each step
+SUMMED = """(
+    torch.linspace(-1, 1, 2501, dtype=torch.float64),
+    torch.linspace(-3, 2, 3 * 2501, dtype=torch.float64).sin().reshape(3, 2501),
+    torch.tensor([[0.3, -0.7, 1.0], [1e-3, 0.1, 0.3], [-2.0, 0.0, 1.0]], dtype=torch.float64),
+)"""
 
 KERNEL = """
 import sys
@@ -40,6 +47,10 @@ for seed, step, sample, position, start, stop, size in cases:
         words = torch.tensor(signed(seed)), torch.tensor(step)
         numbers = kernels.normal(*words, position | sample << 16, start, stop, size, kind)
         drawn[str((seed, step, sample, position, start, stop, size, str(kind)))] = numbers
+for kind in kinds:
+    leaf, rows, numbers = (part.to(kind) for part in eval(sys.argv[3]))
+    kernels.along(leaf, torch.tensor([5, 0, 7, 2**32 - 1]), 3, numbers)
+    drawn[f"along {kind}"], drawn[f"sum {kind}"] = leaf, kernels.in_order(numbers[0], rows)
 torch.save(drawn, sys.argv[2])
 """
 
@@ -48,11 +59,18 @@ torch.save(drawn, sys.argv[2])
 def test_the_kernel_equals_the_counter_bit_by_bit(tmp_path: Path) -> None:
     # a process of its own: Triton decides at its import whether to interpret
     found = tmp_path / "drawn.pt"
-    script = [sys.executable, "-c", KERNEL, repr(CASES), str(found)]
+    script = [sys.executable, "-c", KERNEL, repr(CASES), str(found), SUMMED]
     ran = subprocess.run(script, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     drawn = torch.load(found, weights_only=True)
-    assert len(drawn) == 2 * len(CASES)
+    assert len(drawn) == 2 * len(CASES) + 4
+    for kind in (torch.float32, torch.float64):
+        leaf, rows, numbers = (part.to(kind) for part in eval(SUMMED))
+        assert torch.equal(drawn[f"sum {kind}"], weighed.in_order(numbers[0], rows))
+        for step, (*shares, factor) in zip((0, 7, 2**32 - 1), numbers, strict=True):
+            drawn_rows = counter.normal(Stream(5, step, 0, 3), 0, 2, 2501, dtype=kind, device=torch.device("cpu"))
+            leaf += (drawn_rows[0] * shares[0] + drawn_rows[1] * shares[1]) * factor
+        assert torch.equal(drawn[f"along {kind}"], leaf)
     for seed, step, sample, position, start, stop, size in CASES:
         for kind in (torch.float32, torch.float64):
             stream = Stream(seed, step, sample, position)

@@ -116,13 +116,6 @@ def test_a_gradient_is_refused() -> None:
         identity(opt, tracked(opt, None))
 
 
-def test_compiled_steps_are_refused() -> None:
-    opt = FoMoHKD(model().parameters())
-    opt.compile = True
-    with pytest.raises(JournalRefused, match="has compile=True, and the compiler's update is rounded otherwise than"):
-        identity(opt, tracked(opt, None))
-
-
 def test_names_are_those_of_the_model_or_of_the_optimizer() -> None:
     one = model()
     assert tracked(FoMoHKD(one.parameters()), one).names[0] == "0.weight"

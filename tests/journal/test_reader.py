@@ -119,8 +119,8 @@ def test_other_versions_and_forms_are_refused(tmp_path: Path) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 def test_a_run_on_a_device_that_is_not_here(tmp_path: Path) -> None:
     recorded(tmp_path, steps=2)
-    reframed(tmp_path, update="form 1 on cuda")
+    reframed(tmp_path, update="form 2 on cuda")
     with pytest.raises(JournalRefused, match=r"the run of .* was on cuda, and torch sees no such device here"):
         replay(tmp_path)
-    with pytest.raises(JournalRefused, match="update is 'form 1 on cuda' there and 'form 1 on cpu' here"):
+    with pytest.raises(JournalRefused, match="update is 'form 2 on cuda' there and 'form 1 on cpu' here"):
         opened(tmp_path).replica(0, torch.device("cpu"))

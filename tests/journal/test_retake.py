@@ -11,6 +11,7 @@ from torch.nn import functional
 from jetplane.directions import Gaussian, Plane
 from jetplane.errors import JournalDamaged, JournalRefused, ReplayDiffers
 from jetplane.journal import Journal, identity, opened, replay, snapshots, verify
+from jetplane.journal.plain_steps import kind_of
 from jetplane.journal.retake import Replica
 from jetplane.journal.step_record import StepRecord
 from jetplane.optim import FGD
@@ -181,7 +182,7 @@ def test_a_start_that_does_not_fit(tmp_path: Path) -> None:
 
 
 def test_the_form_of_the_update(tmp_path: Path) -> None:
-    """Whoever changes it raises _UPDATE in journal/identity.py, so that earlier journals are refused.
+    """Whoever changes it raises its number in _UPDATES of journal/identity.py, so that earlier journals are refused.
 
     One rounding after the other; with one direction there is no sum that a library could order otherwise.
     """
@@ -194,12 +195,30 @@ def test_the_form_of_the_update(tmp_path: Path) -> None:
         leaf.copy_(start)
     for number in range(3):
         c, lr, factor = torch.tensor([-0.3]), 0.1 + number, 0.7
-        replica.take(StepRecord(number, 5, Status.OK, 0.0, c.unsqueeze(0), factor, None, [lr], [0.0], 0))
+        replica.take([StepRecord(number, 5, Status.OK, 0.0, c.unsqueeze(0), factor, None, [lr], [0.0], 0)])
         rows = Gaussian(1).draw(Plane(5, number, 0, expected, list))
         for position, leaf in enumerate(expected):
             expected[position] = leaf + c * lr * rows.rows(position, leaf, 0, 1)[0] * factor
-    assert identity._UPDATE == 1
+    assert identity._UPDATES == {"cpu": 1, "cuda": 2}
     assert all(same_bits(leaf, other) for leaf, other in zip(replica.leaves, expected, strict=True))
+
+
+def test_steps_taken_together_have_the_bits_of_single_ones(tmp_path: Path) -> None:
+    run = Run("gaussian", torch.float32, convolutional)
+    with run.journal(tmp_path, snapshot_every=100, digest_every=7):
+        states = run.states(20)
+    run_of = opened(tmp_path)
+    alone = run_of.replica(0)
+    for number, record in enumerate(run_of.records(0, 20)):
+        assert kind_of(record, run_of.header, alone.groups) is not None
+        alone._move(record) if record.status is Status.OK else None
+        assert all(
+            same_bits(leaf, states[number + 1][name]) for name, leaf in zip(alone.names, alone.leaves, strict=True)
+        )
+    together = run_of.replica(0)
+    together.take(list(run_of.records(0, 6)))
+    assert same(together.exported, states[6])
+    assert_replayed(tmp_path, states)
 
 
 def test_the_default_device_and_inference_mode_change_nothing(tmp_path: Path) -> None:

@@ -66,8 +66,8 @@ def test_weights_are_numbers(two: Results) -> None:
 def test_what_cannot_be_captured_is_refused(two: Results) -> None:
     said = two[0]["arguments"]
     assert said["compile"] == (
-        "ValueError: compile is True and there is a process_group; the exchange between processes is not captured yet, "
-        "expected compile=False."
+        "ValueError: compile is True and process_group is a DeviceMesh, whose processes run several passes of a plane; "
+        "expected compile=False, or a ProcessGroup."
     )
     captured = (
         "ValueError: {0} is True and there is a process_group; the exchange between processes cannot be captured, "

@@ -64,6 +64,8 @@ def as_text(journal: JournalRun, records: Iterator[StepRecord]) -> Iterator[str]
 def _notes(record: StepRecord) -> Iterator[str]:
     if record.place is not None:
         yield f"place {json.dumps(record.place)}"
+    if record.absent:
+        yield f"without {', '.join(map(str, record.absent))}"
     if record.buffers:
         yield f"{len(record.buffers)} buffers"
     if record.digest is not None:
@@ -89,6 +91,7 @@ def _plain(record: StepRecord) -> dict[str, Any]:
         "place": record.place,
         "buffers": {str(number): data.hex() for number, data in record.buffers.items()},
         "checksum": None if record.digest is None else record.digest.hex(),
+        "absent": list(record.absent),
     }
 
 

@@ -1,4 +1,5 @@
-"""Normal numbers on CUDA in one launch: the Triton twin of :mod:`jetplane.directions.counter`, equal bit by bit.
+"""Normal numbers on CUDA in one launch, and sums of them: the Triton twin of :mod:`jetplane.directions.counter` and
+:mod:`jetplane.directions.weighed`, equal bit by bit.
 
 Every operation is rounded by itself, as in the twin: the compiler must not fuse a product and a sum (the option
 ``enable_fp_fusion``), and division and square root are the correctly rounded ones. Under Triton's interpreter
@@ -18,9 +19,11 @@ from torch import Tensor
 
 from .counter import COS, LOG, SIN
 
-__all__ = ["normal"]
+__all__ = ["along", "in_order", "normal"]
 
 _COUNTERS = 256  # of one program
+_FEW_COUNTERS = 64  # of one that takes many steps: more programs, for each of them takes long
+_ENTRIES = 1024  # of a sum, of one program
 
 L0, L1, L2, L3 = (tl.constexpr(c) for c in LOG[torch.float32])
 S0, S1, S2 = (tl.constexpr(c) for c in SIN[torch.float32])
@@ -41,6 +44,95 @@ def normal(seed: Tensor, step: Tensor, place: int, start: int, stop: int, size: 
     if out.numel():
         _fill[grid](out, seed, step, place, start, size, wide, _COUNTERS, enable_fp_fusion=False)
     return out
+
+
+def in_order(coefficients: Tensor, rows: Tensor) -> Tensor:
+    """sum_k c_k v_k for coefficients (K,) and rows (K, n), as weighed.in_order's."""
+    rows, count = rows.contiguous(), rows.shape[1]
+    out = torch.empty(count, dtype=rows.dtype, device=rows.device)
+    if count:
+        numbers, wide = coefficients.contiguous(), rows.dtype == torch.float64
+        _sum[(triton.cdiv(count, _ENTRIES),)](
+            out, numbers, rows, count, rows.shape[0], wide, _ENTRIES, enable_fp_fusion=False
+        )
+    return out
+
+
+def along(leaf: Tensor, words: Tensor, position: int, numbers: Tensor) -> None:
+    """Move a leaf (n,) by several steps, as weighed.along does; words are (1 + S,): seed and steps, numbers (S, K + 1):
+    shares and the factor of each step."""
+    wide = leaf.dtype == torch.float64
+    blocks = triton.cdiv(leaf.numel(), 2 if wide else 4)
+    steps, columns = numbers.shape
+    if leaf.numel():
+        grid = (triton.cdiv(blocks, _FEW_COUNTERS),)
+        _along[grid](
+            *(leaf, words, numbers, position, leaf.numel(), steps, columns - 1, wide, _FEW_COUNTERS),
+            num_warps=2,
+            enable_fp_fusion=False,
+        )
+
+
+@triton.jit
+def _sum(out, numbers, rows, size, COUNT: tl.constexpr, WIDE: tl.constexpr, ENTRIES: tl.constexpr):
+    place = tl.program_id(0).to(tl.int64) * ENTRIES + tl.arange(0, ENTRIES)
+    mask = place < size
+    kind: tl.constexpr = tl.float64 if WIDE else tl.float32
+    total = tl.full((ENTRIES,), -0.0, kind)  # which leaves the sign of a zero
+    for row in range(COUNT):
+        number = tl.load(numbers + row).to(kind)
+        total += tl.load(rows + row * size + place, mask=mask, other=0.0).to(kind) * number
+    tl.store(out + place, total, mask=mask)
+
+
+@triton.jit
+def _along(leaf, words, numbers, place, size, steps, K: tl.constexpr, WIDE: tl.constexpr, COUNTERS: tl.constexpr):
+    counter = tl.program_id(0) * COUNTERS + tl.arange(0, COUNTERS)
+    key = tl.load(words)
+    zero = tl.zeros((COUNTERS,), tl.uint32)
+    k0 = zero + (key & 0xFFFFFFFF).to(tl.uint32)
+    k1 = zero + ((key >> 32) & 0xFFFFFFFF).to(tl.uint32)
+    c0 = counter.to(tl.uint32)
+    c2 = (tl.zeros((COUNTERS,), tl.int64) + place).to(tl.uint32)
+    kind: tl.constexpr = tl.float64 if WIDE else tl.float32
+    per: tl.constexpr = 2 if WIDE else 4
+    first = counter.to(tl.int64) * per
+    at0 = tl.load(leaf + first, mask=first < size, other=0.0)
+    at1 = tl.load(leaf + first + 1, mask=first + 1 < size, other=0.0)
+    at2, at3 = at0, at1
+    if not WIDE:
+        at2 = tl.load(leaf + first + 2, mask=first + 2 < size, other=0.0)
+        at3 = tl.load(leaf + first + 3, mask=first + 3 < size, other=0.0)
+    step = 0
+    while step < steps:  # the interpreter cannot count to a number that is no constant
+        c3 = zero + tl.load(words + 1 + step).to(tl.uint32)
+        line = numbers + step * (K + 1)
+        d0 = tl.full((COUNTERS,), -0.0, kind)
+        d1, d2, d3 = d0, d0, d0
+        for row in range(K):
+            share = tl.load(line + row)
+            w0, w1, w2, w3 = _philox(c0, (tl.zeros((COUNTERS,), tl.int64) + row).to(tl.uint32), c2, c3, k0, k1)
+            if WIDE:
+                a, b = _normal64(w0, w1, w2, w3)
+            else:
+                a, b = _normal32(w0, w1)
+                c, d = _normal32(w2, w3)
+                d2 += c * share
+                d3 += d * share
+            d0 += a * share
+            d1 += b * share
+        factor = tl.load(line + K)
+        at0 = d0 * factor + at0
+        at1 = d1 * factor + at1
+        if not WIDE:
+            at2 = d2 * factor + at2
+            at3 = d3 * factor + at3
+        step += 1
+    tl.store(leaf + first, at0, mask=first < size)
+    tl.store(leaf + first + 1, at1, mask=first + 1 < size)
+    if not WIDE:
+        tl.store(leaf + first + 2, at2, mask=first + 2 < size)
+        tl.store(leaf + first + 3, at3, mask=first + 3 < size)
 
 
 @triton.jit

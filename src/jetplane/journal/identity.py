@@ -22,7 +22,8 @@ from .recipes import recipe_of
 
 __all__ = ["Tracked", "compare", "identity", "machine", "tracked", "update_form", "versions"]
 
-_UPDATE = 1  # the form of the update: another number wherever the arithmetic of optim/step.py's changes
+# The form of the update: another number wherever the arithmetic of optim/step.py's changes.
+_UPDATES = {"cpu": 1, "cuda": 2}  # on CUDA: sums in the order of directions, by directions/weighed.py
 
 
 class Tracked(NamedTuple):
@@ -68,11 +69,6 @@ def identity(optimizer: Any, of: Tracked) -> dict[str, Any]:
             f"the optimizer is {name}, whose update is no sum of directions with a few coefficients; expected a "
             "HyperplaneSearch, such as FGD, FoMoH, FoMoHKD or GaussNewtonSearch."
         )
-    if optimizer.compile:
-        raise JournalRefused(
-            "the optimizer has compile=True, and the compiler's update is rounded otherwise than the one that a replay "
-            "makes; expected compile=False."
-        )
     kinds = {leaf.device.type for leaf in of.leaves}
     return {
         **versions(),
@@ -87,6 +83,7 @@ def identity(optimizer: Any, of: Tracked) -> dict[str, Any]:
         "accept": _text(optimizer.accept),
         "clip": optimizer.clip,
         "maximize": optimizer.maximize,
+        "compile": optimizer.compile,
         "parameters": [
             [name, list(leaf.shape), name_of(leaf.dtype), list(leaf.stride()), group]
             for name, leaf, group in zip(of.names, of.leaves, of.groups, strict=True)
@@ -105,7 +102,8 @@ def versions() -> dict[str, str]:
 
 def update_form(kinds: Iterable[str]) -> str:
     """Which arithmetic an update is made by, on these kinds of devices."""
-    return f"form {_UPDATE} on {', '.join(sorted(kinds))}"
+    named = sorted(kinds)
+    return f"form {max(_UPDATES.get(kind, 1) for kind in named)} on {', '.join(named)}"
 
 
 def machine(device: torch.device) -> dict[str, Any]:

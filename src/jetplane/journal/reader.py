@@ -164,9 +164,9 @@ def verify(folder: Path | str, start: Path | str | None = None) -> Verified:
     replica = journal.replica(journal.first, start=start)
     digests = 0
     for step in [*steps, journal.last]:
-        for record in journal.records(replica.step, step):
-            replica.take_all([record])
-            digests += record.digest is not None
+        records = list(journal.records(replica.step, step))
+        replica.take_all(records)
+        digests += sum(record.digest is not None for record in records)
         if step in steps:
             _compare(journal, replica, step)
     return Verified(journal.last - journal.first, digests, len(steps))

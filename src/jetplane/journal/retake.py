@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from itertools import compress
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from ..parallel.averages import Averages
 from ..solvers import NegativeSlope, Status
 from ..solvers.adopted import adopted as adopted_solver
 from .identity import machine
+from .plain_steps import MOST, kind_of, take_together
 from .raw_bytes import digest, dtype_of, tensor_of
 from .recipes import family_of
 from .snapshots import Standing, named
@@ -112,12 +113,15 @@ class Replica:
             raise JournalRefused(f"{source} holds other numbers than those that the run began with.")
 
     @torch.no_grad()
-    def take(self, record: StepRecord) -> None:
-        """Take a step once more."""
-        if record.status is Status.OK:
-            with uncast(casts_around(self.leaves[0].device)):  # which is for closures alone
-                self._move(record)
-        for number, data in record.buffers.items():
+    def take(self, records: Sequence[StepRecord]) -> None:
+        """Take a step once more; or several together, which are of one kind (:mod:`.plain_steps`)."""
+        with uncast(casts_around(self.leaves[0].device)):  # which is for closures alone
+            if len(records) > 1 or kind_of(records[0], self.header, self.groups) is not None:
+                self._moved.update(take_together(records, self.leaves, self.groups))
+            elif records[0].status is Status.OK:
+                self._move(records[0])
+        record = records[-1]
+        for number, data in {number: data for one in records for number, data in one.buffers.items()}.items():
             buffer = list(self.buffers.values())[number]
             buffer.copy_(tensor_of(data, buffer.dtype, buffer.shape))
         self.numbers = Numbers(record.seed, record.step + 1, record.bad, record.solver_state, record.size)
@@ -165,10 +169,23 @@ class Replica:
 
     def take_all(self, records: Iterable[StepRecord]) -> None:
         """Take steps once more, one after the other."""
+        together: list[StepRecord] = []
+        kind: Hashable | None = None
+        expected = self.step
         for record in records:
-            if record.step != self.step:
-                raise JournalDamaged(f"the record after step {self.step} is that of step {record.step}.")
-            self.take(record)
+            if record.step != expected:
+                raise JournalDamaged(f"the record after step {expected} is that of step {record.step}.")
+            expected += 1
+            last, kind = kind, kind_of(record, self.header, self.groups)
+            if together and (kind is None or kind != last or len(together) == MOST):
+                self.take(together)
+                together = []
+            together.append(record)
+            if kind is None or record.digest is not None:
+                self.take(together)
+                together = []
+        if together:
+            self.take(together)
         if not finite([self.leaves[place] for place in self._moved]):
             raise ReplayDiffers(
                 f"after {self.step} steps the replay has numbers that are not finite, and training had none."

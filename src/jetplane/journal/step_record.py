@@ -45,6 +45,7 @@ class StepRecord(NamedTuple):
     place: Any = None  # in the order of the data, as the caller gave it
     buffers: dict[int, bytes] = {}  # noqa: RUF012  # those that it changed, by number: what they hold after it
     digest: bytes | None = None  # of parameters, buffers and memory after it
+    absent: Sequence[int] = ()  # processes of a quorum that were left out of it
 
 
 class _Has(IntFlag):
@@ -56,6 +57,7 @@ class _Has(IntFlag):
     PLACE = 32
     BUFFERS = 64
     DIGEST = 128
+    ABSENT = 256
 
 
 def encode(record: StepRecord) -> bytes:
@@ -70,6 +72,7 @@ def encode(record: StepRecord) -> bytes:
         _Has.PLACE: None if record.place is None else _sized(json.dumps(record.place).encode()),
         _Has.BUFFERS: _buffers(record.buffers) if record.buffers else None,
         _Has.DIGEST: record.digest,
+        _Has.ABSENT: _sized(struct.pack(f"<{len(record.absent)}I", *record.absent)) if record.absent else None,
     }
     flags = sum(flag for flag, part in parts.items() if part is not None)
     fixed = _FIXED.pack(
@@ -106,6 +109,7 @@ def decode(body: bytes) -> StepRecord:
         place=json.loads(read.sized()) if flags & _Has.PLACE else None,
         buffers=read.buffers() if flags & _Has.BUFFERS else {},
         digest=read.some(DIGEST) if flags & _Has.DIGEST else None,
+        absent=read.ranks() if flags & _Has.ABSENT else (),
     )
 
 
@@ -131,6 +135,10 @@ class _Reader:
 
     def mask(self) -> list[bool]:
         return [bool(one) for one in self.sized()]
+
+    def ranks(self) -> tuple[int, ...]:
+        data = self.sized()
+        return struct.unpack(f"<{len(data) // 4}I", data)
 
     def buffers(self) -> dict[int, bytes]:
         return {self.numbers("<I")[0]: self.sized() for _ in range(self.numbers("<I")[0])}

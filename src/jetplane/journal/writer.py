@@ -13,15 +13,14 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from ..directions import Memory
 from ..errors import JournalRefused
 from ..optim import HyperplaneSearch
 from ..optim.moving import check_whole
-from ..optim.slots import recall
 from ..optim.watching import NOBODY, Moved
 from . import durable, snapshots
 from .frames import begin, enframed, scan
 from .identity import Tracked, compare, identity, machine, tracked
+from .optimizer_state import rates_of, set_numbers, tensors_of
 from .raw_bytes import bytes_of, digest
 from .reader import FILE, holds_journal, opened
 from .retake import Replica
@@ -31,7 +30,7 @@ from .step_record import StepRecord, encode
 __all__ = ["Journal", "check"]
 
 
-_PARTS = ("directions", "curvature", "solver", "samples", "clip", "maximize", "accept")
+_PARTS = ("directions", "curvature", "solver", "samples", "clip", "maximize", "accept", "compile")
 
 
 def check(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None = None) -> None:
@@ -50,9 +49,9 @@ class Journal:
     tensors are written as safetensors, of which the first and the ``keep`` newest stay (None: all). Every
     ``digest_every`` steps a record has a checksum of the tensors, by which a replay knows that it is right.
 
-    The steps must be functions of seeds and coefficients: an optimizer whose directions are not (`FoMoHBP`), whose
-    update is compiled, or that is no `HyperplaneSearch` is refused. ``model`` gives parameters their names; without it
-    no buffers are written down, nor restored.
+    The steps must be functions of seeds and coefficients: an optimizer whose directions are not (`FoMoHBP`), or that is
+    no `HyperplaneSearch` is refused. With ``compile`` the passes are compiled, and the update is made as it is.
+    ``model`` gives parameters their names; without it no buffers are written down, nor restored.
 
     Example:
         >>> import tempfile
@@ -182,12 +181,10 @@ class Journal:
 
     # -- what the optimizer tells -----------------------------------------------------------------------------------
 
-    def before(self, now: Any, *, compiled: bool) -> None:
+    def before(self, now: Any) -> None:
         """A step is about to be taken: raise while nothing has moved."""
         if self._broken is not None:
             raise JournalRefused(f"{self._broken}; expected Journal.resume, or no journal, for further steps.")
-        if compiled:
-            identity(self._optimizer, self._tracked)
         self._check_parts()
         if (now.seed, now.step) != (self._header["seed"], self._step):
             raise JournalRefused(
@@ -252,6 +249,7 @@ class Journal:
             place=self._place,
             buffers=self._changed(),
             digest=digest(self._tensors().values()) if digested else None,
+            absent=moved.absent,
         )
 
     def _changed(self) -> dict[int, bytes]:
@@ -340,28 +338,18 @@ class Journal:
             tensor.copy_(replica.named[name])
         stalled = self._optimizer.patience is not None and replica.numbers.bad >= self._optimizer.patience
         numbers = replica.numbers._replace(bad=0) if stalled else replica.numbers
-        for group, lr, decay in zip(self._optimizer.param_groups, replica.lrs, replica.decays, strict=True):
-            group.update(numbers._asdict())
-            group["weight_decay"] = decay
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(lr)
-            else:
-                group["lr"] = lr
+        set_numbers(self._optimizer, numbers._asdict(), replica.lrs, replica.decays)
         self._place = replica.place
 
     # -- snapshots --------------------------------------------------------------------------------------------------
 
     def _tensors(self) -> dict[str, Tensor]:
-        """All that steps change, by the names in a snapshot."""
-        leaves, names = self._tracked.leaves, self._tracked.names
-        memory: Memory = recall(self._optimizer.state, self._optimizer._settings.family, leaves, names)
-        return snapshots.named(leaves, list(self._tracked.buffers.values()), memory)
+        return tensors_of(self._optimizer, self._tracked)
 
     def _snapshot(self, now: Any) -> None:
-        groups = self._optimizer.param_groups
-        lrs, decays = ([float(group[name]) for group in groups] for name in ("lr", "weight_decay"))
         numbers = now.step, self._chain, now.bad, now.solver_state, now.size
-        snapshots.write(self.path, self._tensors(), Standing(self._header["run"], *numbers, lrs, decays, self._place))
+        rates = rates_of(self._optimizer)
+        snapshots.write(self.path, self._tensors(), Standing(self._header["run"], *numbers, *rates, self._place))
         if self._keep is not None:
             steps = snapshots.steps_of(self.path)[1 : -self._keep]
             durable.remove([snapshots.path_of(self.path, step) for step in steps])

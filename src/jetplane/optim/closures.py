@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +24,16 @@ from .fitting import ambient, shapes
 from .scaled import Unwatched
 
 Closure = Callable[[], Any]
+
+
+class Measured(NamedTuple):
+    """What compiled passes found (:mod:`.compiled_sweep`)."""
+
+    model: Quadratic
+    samples: int  # those whose losses it is the mean of; 0: of one number
+    used: Sequence[bool]  # of each leaf
+    aux: Any
+
 
 _NO_GRAPH = "does not require grad and does not have a grad_fn"
 _BACKWARD = (
@@ -55,7 +65,8 @@ class Closures:
     and is refused unless ``samples_apart``.
 
     Every run sees the same random numbers and buffers, which afterwards are as after a single run. ``repeats`` says
-    that there will be more than one run: only then is the memory that the closures write watched.
+    that there will be more than one run: only then is the memory that the closures write watched. ``compiled`` gives
+    what the passes of a plane would find, or None where they have to be run as they are.
     """
 
     def __init__(
@@ -67,8 +78,9 @@ class Closures:
         has_aux: bool = False,
         samples_apart: bool = True,
         averages: Averages | None = None,
+        compiled: Callable[[], Measured | None] | None = None,
     ) -> None:
-        self._closures = closures
+        self._closures, self._compiled = closures, compiled
         self.averages = Averages() if averages is None else averages
         self._has_aux = has_aux
         self._samples_apart = samples_apart
@@ -99,23 +111,46 @@ class Closures:
         """The quadratic model of the mean loss in the plane of ``directions``."""
         if self._repeats:
             directions = Unwatched(directions, self._replay)
+        used = self.used
+        known = self.averages.known(directions.k, curvature, used, self._leaves[0].device)
+        if known is not None:
+            self._note_used(used)
+            return known
+        with self.averages.planes(curvature, directions.k):
+            models, counts = self._models(directions, curvature, chunk_size)
+        used = self.used
+        model = self.averages.model(models, counts, curvature, used)
+        self._note_used(used)
+        return model
+
+    def _models(
+        self, directions: Directions, curvature: Curvature, chunk_size: int | None
+    ) -> tuple[list[Quadratic], list[int]]:
+        """The model of each closure, and the number of samples whose losses it is the mean of, or 0."""
+        found = None if self._compiled is None else self._compiled()
+        if found is not None:
+            self.evaluations += 1
+            self._note_used(found.used)
+            if self._has_aux and not self._aux:
+                self._aux.append(_torch.pytree.tree_map_only(Tensor, _detached, found.aux))
+            return [found.model], [found.samples]
         pairs = curvature.pairs(directions.k)
         work = self.averages.work(pairs, chunk_size, is_late(curvature))
-        with self.averages.planes(curvature, directions.k):
-            parts = self.averages.passes(work, lambda chunk: self._run(partial(self._jet, directions, chunk)))
-            models = [
-                curvature.model(assemble(pairs, list(zip(work, jets, strict=True))), pairs)
-                for jets in zip(*parts, strict=True)
-            ]
-            if self._graphless and any(self.used):
-                raise ValueError(
-                    "the loss has no graph for the backward pass, though it uses the parameters; expected a closure "
-                    "that does not switch autograd off."
-                )
-        used, counts = self.used, [jet.primal.numel() * jet.primal.ndim for jet in parts[0]]
-        model = self.averages.model(models, counts, curvature, used)
+        parts = self.averages.passes(work, lambda chunk: self._run(partial(self._jet, directions, chunk)))
+        models = [
+            curvature.model(assemble(pairs, list(zip(work, jets, strict=True))), pairs)
+            for jets in zip(*parts, strict=True)
+        ]
+        if self._graphless and any(self.used):
+            raise ValueError(
+                "the loss has no graph for the backward pass, though it uses the parameters; expected a closure "
+                "that does not switch autograd off."
+            )
+        return models, [jet.primal.numel() * jet.primal.ndim for jet in parts[0]]
+
+    def _note_used(self, used: Sequence[bool]) -> None:
+        """Go on with these as the parameters that any process uses."""
         self._unused = {label for label, one in zip(self._labels, used, strict=True) if not one}
-        return model
 
     def kind(self, directions: Directions, curvature: Curvature) -> Any:
         """What the memory that a pass holds depends on, as far as it is known without running the closures."""

@@ -25,6 +25,7 @@ from ..compiler.several import Several
 from ..directions import Memory
 from ..errors import CaptureFailed
 from ..solvers.adopted import Called, traces
+from .compiled_sweep import refuse_split
 from .device_numbers import DeviceNumbers
 from .moving import Moving
 from .reports import Packing, Reports
@@ -36,19 +37,10 @@ __all__ = ["CompiledStep", "refuse"]
 
 def refuse(settings: StepSettings) -> None:
     """Raise for settings that a compiled step does not have."""
-    if settings.chunk_size is not None:
-        size = settings.chunk_size
-        raise ValueError(f"chunk_size is {size!r}, which needs several passes; expected None with compile=True.")
-    if settings.fitting is not None:
-        memory = settings.fitting.memory
-        raise ValueError(f"memory is {memory!r}, which may need several passes; expected None with compile=True.")
+    refuse_split(settings)
     if settings.accept is not None and settings.accept.backtracks:
         backtracks = settings.accept.backtracks
         raise ValueError(f"the acceptance has {backtracks} backtracks; expected 0 with compile=True.")
-    if settings.samples != 1:
-        raise ValueError(f"samples is {settings.samples}; expected 1 with compile=True.")
-    if settings.family.init().size is not None:
-        raise ValueError("the directions change their number between steps; expected a fixed K with compile=True.")
     if not traces(settings.solver):
         given = settings.solver.solver if isinstance(settings.solver, Called) else settings.solver
         name = type(given).__name__

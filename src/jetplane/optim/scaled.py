@@ -14,6 +14,7 @@ from ..ad.algebra.sparse import Block, Factors
 from ..ad.run.directions import Directions, blocks_of, is_structured
 from ..ad.run.parts import is_shared_out, own, part_of, whole_like
 from ..ad.run.replay import Replay
+from ..directions.weighed import in_order
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Scaled:
             stop = min(start + block, self.k)
             rows = self.rows(position, like, start, stop)
             some = coefficients if stop - start == self.k else coefficients[start:stop]
-            part = _combined(some.to(like), rows)
+            part = combined(some.to(like), rows)
             total = part if total is None else total.add_(part)
         assert total is not None
         return total
@@ -76,16 +77,16 @@ class Scaled:
         parts = []
         for one in self.blocks(position, like):
             some = coefficients[one.start : one.stop].to(like)
-            parts.append(one.rows.combined(some) if isinstance(one.rows, Factors) else _combined(some, one.rows))
+            parts.append(one.rows.combined(some) if isinstance(one.rows, Factors) else combined(some, one.rows))
         return sum(parts[1:], parts[0]) if parts else torch.zeros_like(like)
 
 
-def _combined(coefficients: Tensor, rows: Tensor) -> Tensor:
+def combined(coefficients: Tensor, rows: Tensor) -> Tensor:
     """sum_k c_k v_k for rows (K, *S): (*S)."""
     traced = _torch.is_fake(type(rows))
-    if not (rows.is_cpu or traced):
-        return torch.tensordot(coefficients, rows, dims=1)
     flat = rows.reshape(rows.shape[0], math.prod(rows.shape[1:]))
+    if not (rows.is_cpu or traced):
+        return in_order(coefficients, flat).reshape(rows.shape[1:])
     # a compiler fuses a sum, and calls a library for a product
     part = (coefficients.unsqueeze(1) * flat).sum(0) if traced else coefficients @ flat
     return part.reshape(rows.shape[1:])

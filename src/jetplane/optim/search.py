@@ -26,7 +26,7 @@ from ..parallel.processes import named
 from ..solvers import Solver, Status
 from ..solvers.adopted import adopted as adopted_solver
 from .acceptance import Acceptance, Choice, chosen
-from .closures import Closures, as_closures
+from .closures import Closures, Measured, as_closures
 from .fitting import Fitting
 from .moving import Moving, check_distinct, check_group, check_together, check_whole, labels, listed, moving_of
 from .reports import LateReport, Report, Reports
@@ -39,6 +39,7 @@ from .watching import NOBODY, Watcher
 
 if TYPE_CHECKING:
     from .compiled_step import CompiledStep
+    from .compiled_sweep import CompiledSweep
 
 __all__ = ["HyperplaneSearch"]
 
@@ -123,15 +124,16 @@ class HyperplaneSearch(torch.optim.Optimizer):
         self.accept, self.patience = accept, patience
         self.chunk_size, self.compile = chunk_size, compile
         self._crew = Crew(process_group, check_every, type(self).__name__, columns=True)
-        if compile and self._crew.processes is not None:
+        if compile and self._crew.shares_directions:
             raise ValueError(
-                "compile is True and there is a process_group; the exchange between processes is not captured yet, "
-                "expected compile=False."
+                "compile is True and process_group is a DeviceMesh, whose processes run several passes of a plane; "
+                "expected compile=False, or a ProcessGroup."
             )
         self._fitting = None if memory is None else Fitting(memory)
         self._given: tuple[Any, ...] = ()  # what the settings were made of
         self._made: StepSettings | None = None
         self._compiled: CompiledStep | None = None
+        self._swept: CompiledSweep | None = None  # where a step stops at the numbers of its model
         self._report: Report | LateReport | None = None
         self._ready = False  # all groups of the constructor are there
         defaults = {"lr": lr, "weight_decay": weight_decay, "seed": seed, "step": 0, "bad": 0, **self._beginning()}
@@ -143,9 +145,10 @@ class HyperplaneSearch(torch.optim.Optimizer):
         self._check(moving_of(self.param_groups))
         self._ready = True
         if compile:
-            from .compiled_step import refuse  # it imports torch's compiler
+            from .compiled_step import refuse  # they import torch's compiler
+            from .compiled_sweep import refuse_split
 
-            refuse(self._settings)
+            (refuse if self._crew.processes is None else refuse_split)(self._settings)
 
     # -- the surface of torch.optim ---------------------------------------------------------------------------------
 
@@ -178,7 +181,7 @@ class HyperplaneSearch(torch.optim.Optimizer):
         names = (*parts, "chunk_size", "_fitting", "compile", "_crew", "_report", "_warned", "_ready")
         kept = {name: getattr(self, name) for name in names}
         self._fetch()
-        return {**super().__getstate__(), **kept, "_compiled": None, "_given": (), "_made": None}
+        return {**super().__getstate__(), **kept, "_compiled": None, "_swept": None, "_given": (), "_made": None}
 
     def state_dict(self) -> dict[str, Any]:
         """The state as torch's optimizers have it. Waits for compiled steps that are under way."""
@@ -230,9 +233,13 @@ class HyperplaneSearch(torch.optim.Optimizer):
         averages = self._averages(moving, weight, len(closures), batch)
         if not moving.tensors:
             return self._stay(closures, has_aux, averages)
-        self._watcher.before(self._numbers, compiled=self.compile)
-        if self.compile and len(closures) == 1 and averages.weights is None:
-            one = closure if callable(closure) else closure[0]
+        self._watcher.before(self._numbers)
+        one = closure if callable(closure) else closure[0]
+        compiled = None
+        if self.compile and len(closures) == 1 and self._split:
+            compiled = partial(self._compiled_passes, one, batch, moving, has_aux)
+            self._fetch()
+        elif self.compile and len(closures) == 1 and averages.weights is None:
             reports = self._compiled_steps(one, alone(batch), 1, moving, has_aux)
             if reports is not None:
                 return reports.loss[0]
@@ -240,7 +247,8 @@ class HyperplaneSearch(torch.optim.Optimizer):
         settings, casts = self._settings, casts_around(moving.device)
         closures = [casts.around(one) for one in closures]
         apart = settings.samples_apart
-        program = Closures(closures, moving.tensors, moving.labels, settings.repeats, has_aux, apart, averages)
+        options = settings.repeats, has_aux, apart, averages, compiled
+        program = Closures(closures, moving.tensors, moving.labels, *options)
         with torch.no_grad(), uncast(casts):
             memory = self._memory(moving)
             self._report, after = take(settings, self._numbers, program, moving, memory, self._watcher)
@@ -278,8 +286,7 @@ class HyperplaneSearch(torch.optim.Optimizer):
         """
         count = entries(closure, batches)
         moving = self._checked()
-        if self.compile and moving.tensors:
-            self._watcher.before(self._numbers, compiled=True)
+        if self.compile and moving.tensors and not self._split:
             reports = self._compiled_steps(closure, batches, count, moving, has_aux)
             if reports is not None:
                 self._opt_called = True  # torch's schedulers look whether there was a step before theirs
@@ -322,6 +329,21 @@ class HyperplaneSearch(torch.optim.Optimizer):
             after = after._replace(bad=compiled.bad)
         self._note(after)
         return reports
+
+    @property
+    def _split(self) -> bool:
+        """Whether a compiled step stops at the numbers of its model: they are exchanged, or the update is replayed."""
+        return self._crew.processes is not None or self._watcher is not NOBODY
+
+    def _compiled_passes(self, closure: Any, batch: tuple[Any, ...], moving: Moving, has_aux: bool) -> Measured | None:
+        """The passes of a step as a compiled graph; None where the closure cannot be one."""
+        settings, memory, groups = self._settings, self._memory(moving), len(self.param_groups)
+        if self._swept is None or not self._swept.knows(settings, moving, groups):
+            from .compiled_sweep import CompiledSweep
+
+            self._swept = CompiledSweep(settings, moving, groups)
+        casts = casts_around(moving.device)
+        return self._swept(closure, casts, batch, moving, memory, self._numbers, has_aux)
 
     # -- the parts, and the numbers that steps change ---------------------------------------------------------------
 

@@ -89,7 +89,7 @@ def take(
     bad = 0 if status in HEALTHY else now.bad + 1
     after = Numbers(now.seed, now.step + 1, bad, accepted.solver_state, size)
     slopes, loss = [model.slope for model in swept.measured], swept.measured[0].loss
-    made = solved.coefficients, accepted.factor, slopes, closures.used, swept.size
+    made = solved.coefficients, accepted.factor, slopes, closures.used, swept.size, closures.averages.absent
     watcher.after(Moved(now, after, moving, status, loss, *made))
     return report(closures, drawn, swept, solved, accepted, status), after
 

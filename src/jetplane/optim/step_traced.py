@@ -29,7 +29,7 @@ from .reports import Packing
 from .scaled import Held, Scaled
 from .step_settings import StepSettings
 
-__all__ = ["Frame", "Notes", "accept", "apply", "draw", "learn", "report", "solve", "sweep", "take"]
+__all__ = ["Frame", "Notes", "accept", "apply", "draw", "inputs_of", "learn", "report", "solve", "sweep", "take"]
 
 
 class Frame:
@@ -121,7 +121,7 @@ class Accepted(NamedTuple):
 
 def take(frame: Frame, notes: Notes, inputs: list[Tensor]) -> list[Tensor]:
     """Take one step. Returns the program's outputs, and the report as a vector."""
-    given = _given(frame, inputs)
+    given = inputs_of(frame, inputs)
     drawn = draw(frame, notes, given)
     swept = sweep(frame, given, drawn)
     solved = solve(frame, given, drawn, swept)
@@ -133,7 +133,7 @@ def take(frame: Frame, notes: Notes, inputs: list[Tensor]) -> list[Tensor]:
     return [*swept.outputs, report(notes, swept, solved, accepted, code)]
 
 
-def _given(frame: Frame, inputs: list[Tensor]) -> Inputs:
+def inputs_of(frame: Frame, inputs: list[Tensor]) -> Inputs:
     """The tensors of the program, those of the directions' memory, and ours."""
     *given, whole, rates, state = inputs
     each = len(frame.plain)

@@ -27,12 +27,13 @@ class Moved(NamedTuple):
     slopes: Sequence[Tensor]  # (K,) for each plane
     used: Sequence[bool]  # of each parameter: whether the closures read it
     block: int | None  # how many directions are summed up at a time; None: all
+    absent: Sequence[int] = ()  # processes that were left out of it
 
 
 class Watcher(Protocol):
     """What is told of the steps."""
 
-    def before(self, now: Numbers, *, compiled: bool) -> None:
+    def before(self, now: Numbers) -> None:
         """A step is about to be taken. Raises where it could not be told of."""
         ...
 
@@ -42,7 +43,7 @@ class Watcher(Protocol):
 
 
 class _Nobody:
-    def before(self, now: Numbers, *, compiled: bool) -> None:
+    def before(self, now: Numbers) -> None:
         pass
 
     def after(self, moved: Moved) -> None:

@@ -24,7 +24,7 @@ from .digests import tag_of
 from .packed import Parcel
 from .processes import Processes, named, require_same
 
-__all__ = ["Averages", "Together", "Weighted"]
+__all__ = ["Averages", "Together", "Weighted", "heard", "sent"]
 
 log = logging.getLogger("jetplane")
 
@@ -36,6 +36,7 @@ class Averages:
 
     weights: list[float] | None = None
     repeats = False  # a plane may take several passes for the processes' sake
+    absent: Sequence[int] = ()  # processes that were left out
 
     def work(self, pairs: PairSet, size: int | None, late: bool) -> list[Chunk]:
         """The passes of a plane."""
@@ -54,6 +55,10 @@ class Averages:
     def single(self, what: str) -> Iterator[None]:
         """Around the passes for a loss, or a gradient."""
         yield
+
+    def known(self, k: int, curvature: Curvature, used: list[bool], device: torch.device) -> Quadratic | None:
+        """The model of K directions that others have made without this process; ``used`` is written."""
+        return None
 
     def model(self, models: list[Quadratic], counts: list[int], curvature: Curvature, used: list[bool]) -> Quadratic:
         """The mean of the closures' models; ``counts`` are the samples whose losses each is the mean of, or 0.
@@ -183,8 +188,8 @@ class Together(Weighted):
 
     def steps(self, compute: Callable[[], list[Step]], models: list[Quadratic]) -> list[Step]:
         sizes = [model.k + 2 for model in models]
-        numbers = self._everyone.led(lambda: torch.cat([_sent(step) for step in compute()]), sum(sizes), self._what)
-        return [_heard(part, model.slope) for part, model in zip(numbers.split(sizes), models, strict=True)]
+        numbers = self._everyone.led(lambda: torch.cat([sent(step) for step in compute()]), sum(sizes), self._what)
+        return [heard(part, model.slope) for part, model in zip(numbers.split(sizes), models, strict=True)]
 
     def agreed(self, compute: Callable[[], list[float]], length: int) -> list[float]:
         return self._everyone.led(
@@ -230,12 +235,14 @@ def _mean(sums: Tensor) -> Tensor:
     return sums[1] / sums[0]
 
 
-def _sent(step: Step) -> Tensor:
+def sent(step: Step) -> Tensor:
+    """[status, predicted, coefficients]"""
     status = torch.tensor([float(_STATUSES.index(step.status))], dtype=torch.float64, device="cpu")
     numbers = [part.detach().to("cpu", torch.float64).reshape(-1) for part in (step.predicted, step.coefficients)]
     return torch.cat([status, *numbers])
 
 
-def _heard(numbers: Tensor, like: Tensor) -> Step:
+def heard(numbers: Tensor, like: Tensor) -> Step:
+    """The step that was sent, in the dtype and on the device of ``like``."""
     status, predicted, coefficients = _STATUSES[int(numbers[0])], numbers[1], numbers[2:]
     return Step(coefficients.to(like), status, predicted.to(like))

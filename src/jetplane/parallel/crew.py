@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import secrets
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,6 +20,8 @@ from .columns import Columns
 from .digests import described, digest_of
 from .mesh import mesh_of
 from .processes import Processes, named, processes_of, require_same, say_alone
+from .quorate import Quorate
+from .quorum import Attendance, Quorum
 from .shards import Meeting, Talk
 
 __all__ = ["Crew"]
@@ -38,14 +41,25 @@ class Crew:
             not isinstance(check_every, int) or isinstance(check_every, bool) or check_every < 1
         ):
             raise ValueError(f"check_every is {check_every!r}; expected a positive whole number of steps, or None.")
+        quorum = process_group if isinstance(process_group, Quorum) else None
+        if quorum is not None and not columns:
+            raise ValueError(
+                f"process_group of {name} is a Quorum, and a step in a plane alone can leave a process out; expected a "
+                "ProcessGroup."
+            )
         mesh = mesh_of(process_group)
         if mesh is not None and not columns:
             raise ValueError(
                 f"process_group of {name} is a DeviceMesh, and directions of a plane alone can be shared out; expected "
                 "a ProcessGroup, as mesh.get_group('data') where there is one process for each part of a batch."
             )
-        self.processes: Processes | None = processes_of(process_group) if mesh is None else mesh.everyone
-        self._mesh = mesh
+        given = process_group if quorum is None else quorum.group
+        self.processes: Processes | None = processes_of(given) if mesh is None else mesh.everyone
+        if quorum is not None:
+            _check_quorum(quorum, self.processes)
+        self._mesh, self._quorum = mesh, quorum
+        self._attendance: Attendance | None = None
+        self._digest: dict[str, str] = {}  # of the parameters, which goes along with the next step's numbers
         self._every, self._name = check_every, name
         self._begun = False
         self._counted = False  # it was said what a batch counts
@@ -83,11 +97,17 @@ class Crew:
                 said = json.dumps(_facts(facts(), step, leaves, labels))
             parts = [json.loads(text) for text in self.processes.texts(said, what)]
             require_same(parts, what)
+            if self._quorum is not None:
+                name = self.processes.texts(secrets.token_hex(8), what)[0]
+                self._attendance, self._digest = Attendance(self._quorum, self.processes, name), {}
         self._begun, self._same = True, step
 
     def check(self, step: int, leaves: Sequence[Tensor]) -> None:
         """After this many steps: raise where a process has other parameters than most."""
         if self.processes is None or self._every is None or step % self._every:
+            return
+        if self._quorum is not None:
+            self._digest = {f"the hash of the parameters after {step} steps": digest_of(leaves)}
             return
         what = f"the look at the parameters after step {step}"
         digest = float(int(digest_of(leaves), 16))
@@ -124,6 +144,9 @@ class Crew:
             if count == 1:  # one closure is all there is
                 return Averages()
             return Weighted(weights, noise)
+        if self._attendance is not None:
+            noted, self._digest = self._digest, {}
+            return Quorate(self.processes, self._attendance, weights, noise, signs | noted, what)
         if self._mesh is None:
             return Together(self.processes, weights, noise, signs, what)
         columns = Columns(self._mesh.directions)
@@ -161,6 +184,15 @@ def _facts(given: dict[str, Any], step: int, leaves: Sequence[Tensor], labels: S
     for leaf, label in zip(leaves, labels, strict=True):
         facts[f"the hash of {label}"] = digest_of([leaf])
     return facts
+
+
+def _check_quorum(quorum: Quorum, processes: Processes | None) -> None:
+    if processes is None:
+        raise ValueError(f"least is {quorum.least} in a Quorum without a group; expected a ProcessGroup.")
+    if quorum.least > processes.size:
+        raise ValueError(
+            f"least is {quorum.least} in a Quorum of a group of {processes.size} processes; expected at most all."
+        )
 
 
 def _checked(weight: Any, count: int) -> list[float]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -88,12 +89,23 @@ class Processes:
             raise LostProcess(f"process 0 raised an error at {what}; what went wrong is in the message there.")
         return record[1:]
 
+    def follow(self, tensors: Sequence[Tensor], what: str) -> None:
+        """Let tensors have the bits that they have in the first process."""
+        for tensor in tensors:
+            here = tensor.detach().to(self.device).contiguous()
+            raw = here.reshape(-1).view(torch.uint8)
+            if len(raw):
+                self._exchange(partial(distributed.broadcast, raw, group=self.group, group_src=0), what)
+            if self.rank:
+                with torch.no_grad():
+                    tensor.copy_(here)
+
     def texts(self, text: str, what: str) -> list[str]:
         """A text of each process, by rank."""
         data = text.encode()
         sizes = [int(size) for size in self.gather(torch.tensor([len(data)], dtype=torch.float64, device="cpu"), what)]
         padded = torch.zeros(max(sizes), dtype=torch.uint8, device="cpu")
-        padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        padded[: len(data)] = torch.tensor(list(data), dtype=torch.uint8)
         found = self._all_gather(padded, what)
         return [bytes(one[:size].tolist()).decode() for one, size in zip(found, sizes, strict=True)]
 
