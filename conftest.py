@@ -6,6 +6,7 @@ The default dtype stays float32: tests say float64 where they mean it.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
@@ -19,6 +20,14 @@ pytest_plugins = ["launches"]  # processes whose work tests of several rooms loo
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # the workers share the cores
+
+# what a trainer's package is needed for is not looked at without it
+_TRAINERS = {"accelerate": ["accelerate"], "lightning": ["lightning"], "transformers": ["accelerate", "transformers"]}
+collect_ignore = [
+    f"src/jetplane/integrations/{name}.py"
+    for name, packages in _TRAINERS.items()
+    if not all(map(importlib.util.find_spec, packages))
+]
 
 
 @pytest.fixture(autouse=True)

@@ -1,11 +1,13 @@
 """A convolutional network trained with forward passes alone, by HorizonAdam: no backward pass, no learning rate.
 
 The images are drawn here: noisy horizontal and vertical bars. ``--digits`` takes the digits of the study's package.
+``--out cnn.svg`` draws loss and rate (needs matplotlib).
 """
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +30,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--digits", action="store_true", help="needs jetplane-lab")
+    parser.add_argument("--out", type=Path, help="draw loss and rate into this file")
     arguments = parser.parse_args(argv)
 
     torch.manual_seed(0)
@@ -48,17 +51,36 @@ def main(argv: list[str] | None = None) -> None:
     def losses(x: Tensor, y: Tensor) -> Tensor:  # one for each sample: the noise of a batch averages out
         return functional.cross_entropy(model(x), y, reduction="none")
 
-    optimizer = jp.optim.HorizonAdam(model.parameters())
+    optimizer, history = jp.optim.HorizonAdam(model.parameters()), []
     with jp.forward_only():  # a backward pass, or an autograd graph, would raise
         for step in range(arguments.steps):
             chosen = torch.randint(len(images), (100,), generator=generator)
             loss = optimizer.step(losses, images[chosen], labels[chosen])
+            history.append((float(loss), float(optimizer.report.rate)))
             if step % 20 == 0:
                 print(f"step {step:3}: loss {float(loss):.3f}")
     with optimizer.averaged(), torch.no_grad():
         accuracy = float((model(new).argmax(1) == truth).double().mean())
     print(f"{accuracy:.1%} of new images after {arguments.steps} steps without a backward pass")
     assert accuracy > (0.5 if arguments.digits else 0.9)
+    if arguments.out is not None:
+        draw(arguments.out, history)
+
+
+def draw(path: Path, history: list[tuple[float, float]]) -> None:
+    """The loss before each step, and the rate that the optimizer found."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    figure, both = pyplot.subplots(1, 2, figsize=(8, 3), layout="constrained")
+    named = zip(both, zip(*history, strict=True), ("loss of the batch, in nats", "rate found"), strict=True)
+    for axes, values, label in named:
+        axes.semilogy(values, color="#1b6ca8")
+        axes.set(xlabel="step", ylabel=label)
+    figure.savefig(path)
+    print(f"drawn: {path}")
 
 
 if __name__ == "__main__":

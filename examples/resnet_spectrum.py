@@ -1,12 +1,14 @@
 """The largest Hessian eigenvalues of a small ResNet, by Lanczos on exact Hessian-vector products from forward passes.
 
 A product costs as many directions as there are parameters, so this is for small models, or for the parameters of one
-layer. With many parameters look at the projected Hessian along K directions, at the end.
+layer. With many parameters look at the projected Hessian along K directions, at the end. ``--out spectrum.svg`` draws
+the eigenvalues that Lanczos finds (needs matplotlib).
 """
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +33,9 @@ def main(argv: list[str] | None = None) -> None:
     """Lanczos, checked by what an eigenvector is, and by double backward."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=16, help="of Lanczos")
-    steps = parser.parse_args(argv).steps
+    parser.add_argument("--out", type=Path, help="draw the eigenvalues into this file")
+    arguments = parser.parse_args(argv)
+    steps = arguments.steps
 
     torch.manual_seed(0)
     stem, head = nn.Conv2d(1, 3, 3, stride=2), nn.Linear(3, 3)
@@ -64,6 +68,23 @@ def main(argv: list[str] | None = None) -> None:
     plane = jp.quadratic(loss, params, tree(vectors[:3]))  # the projected Hessian: K directions, one pass
     print("projected on the first three:", [f"{v:.4f}" for v in plane.curvature.diagonal().tolist()])
     assert abs(float(plane.curvature[0, 0] - values[0])) < 1e-8 * float(values[0])
+    if arguments.out is not None:
+        draw(arguments.out, values)
+
+
+def draw(path: Path, values: Tensor) -> None:
+    """Ritz values: the outer ones are eigenvalues, the inner ones show where many lie."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(5, 3), layout="constrained")
+    axes.stem(values.tolist(), [1.0] * len(values), linefmt="#1b6ca8", markerfmt="o", basefmt=" ")
+    axes.set(xlabel="eigenvalue of the Hessian (Ritz values)", yticks=[], ylim=(0, 1.2))
+    axes.axvline(0, color="black", linewidth=0.8)
+    figure.savefig(path)
+    print(f"drawn: {path}")
 
 
 def lanczos(product, size: int, steps: int) -> tuple[Tensor, Tensor]:

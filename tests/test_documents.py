@@ -22,10 +22,21 @@ BLOCKS = [
 
 @pytest.mark.parametrize("block", BLOCKS)
 def test_python_block_runs(block: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in re.findall(r"^from (transformers|lightning|accelerate)", block, re.MULTILINE):
+        pytest.importorskip(package, reason=f"{package} is not installed")
     rules.load()
     monkeypatch.setattr(registry, "_TABLE", registry.registered())  # what a block registers goes with it
     exec(compile(block, "<document>", "exec"), {})
     registry.plan.cache_clear()
+
+
+def test_each_of_the_five_tasks_takes_ten_lines_at_most() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "five-tasks.md").read_text(), re.DOTALL)
+    assert len(blocks) == 5
+    for block in blocks:
+        yours, added = block.split("# ---\n")
+        lines = [line for line in added.splitlines() if line.strip()]
+        assert yours.strip() and 3 <= len(lines) <= 10 and "import jetplane as jp" in lines
 
 
 def test_links_between_documents_lead_somewhere() -> None:
