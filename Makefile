@@ -4,8 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-stamp
 
+# Another torch than the pinned one: make test TORCH='2.11.*'
+TORCH ?=
+
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check format coverage bench docs clean
+.PHONY: help setup demo test test-all test-trainers check format coverage bench compare programs docs notebooks clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -14,7 +17,9 @@ setup: $(STAMP)  ## create .venv with the pinned development tools
 
 $(STAMP): pyproject.toml lab/pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' -e './lab[dev]'
+	@grep -v $(if $(TORCH),-e '^torch==' -e '^triton==',-e '^$$') constraints.txt > $(VENV)/constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(VENV)/constraints.txt \
+		$(if $(TORCH),'torch==$(TORCH)') -e '.[dev]' -e './lab[dev]'
 	@touch $@
 
 demo: setup  ## train a CNN on embedded digits with six methods, forward-only first, write runs/demo/report.html
@@ -26,6 +31,12 @@ test: setup  ## run all tests and the examples in docstrings
 test-all: setup  ## run everything, the slow tests too, and print the time of each room
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --rooms
 
+test-trainers: setup  ## install transformers, Lightning and accelerate, and run what needs them
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		-e '.[accelerate,lightning,transformers]'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/integrations src/jetplane/integrations \
+		tests/test_examples.py tests/test_documents.py
+
 check: setup  ## formatting, lint, types, direction of imports
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -36,6 +47,15 @@ format: setup  ## format the code and apply safe fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+SINCE ?= HEAD
+compare: setup  ## time the files as they are and a commit: make compare SINCE=main; fails if something is slower
+	$(BIN)/jetplane bench --compare $(SINCE) . --out runs/compare
+
+programs: setup  ## compare other people's programs with backprop; fails if one is wrong (some hours; installs packages)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		transformers timm diffusers peft torch_geometric gpytorch torchdiffeq e3nn zuko nflows normflows
+	$(BIN)/python -m benchmarks.programs --out runs/programs.json
+
 DOCS_STAMP := $(VENV)/.docs-stamp
 
 $(DOCS_STAMP): $(STAMP)
@@ -44,6 +64,10 @@ $(DOCS_STAMP): $(STAMP)
 
 docs: $(DOCS_STAMP)  ## build the site into runs/site; a broken link ends it
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+notebooks: setup  ## run the examples that are notebooks, too, and keep their outputs
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[notebooks]'
+	$(BIN)/python docs/site/notebooks.py
 
 coverage: setup  ## check every entry of PyTorch's operation database and rewrite docs/coverage.md
 	$(BIN)/jetplane coverage --device cpu --out docs/coverage.md

@@ -10,6 +10,7 @@ import pytest
 
 import collective_jobs
 import sharded_jobs
+from group_jobs import all_jobs, long_jobs
 from many_processes import launch
 
 Launch = Callable[[str, int, Any], list[dict[str, Any]]]
@@ -21,6 +22,18 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> Launch:
     base = tmp_path_factory.getbasetemp()
     base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     return lambda name, size, jobs: launch(base / name, size, jobs)
+
+
+@pytest.fixture(scope="session")
+def two(launched: Launch) -> list[dict[str, Any]]:
+    """What two processes did with every optimizer, by rank."""
+    return launched("two", 2, all_jobs)
+
+
+@pytest.fixture(scope="session")
+def four(launched: Launch) -> list[dict[str, Any]]:
+    """What four did in a hundred steps."""
+    return launched("four", 4, long_jobs)
 
 
 def short_jobs() -> dict[str, Callable[[Any], Any]]:

@@ -6,6 +6,7 @@ import argparse
 import importlib
 import json
 import os
+import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -65,8 +66,8 @@ def _is_there(package: str) -> bool:
     return True
 
 
-def main() -> None:
-    """Run, and write."""
+def main() -> int:
+    """Run, and write; 1 where a program came out wrong."""
     arguments = _arguments()
     warnings.simplefilter("ignore")
     held = json.loads(arguments.out.read_text()) if arguments.out.exists() else {"versions": {}, "programs": {}}
@@ -83,6 +84,10 @@ def main() -> None:
         _write(arguments.out, {"versions": held["versions"] | versions(), "programs": dict(sorted(known.items()))})
     if arguments.page:
         arguments.page.write_text(page(json.loads(arguments.out.read_text())))
+    wrong = [name for name, found in known.items() if found["result"] == "wrong"]
+    if wrong:
+        print(f"wrong: {', '.join(wrong)}")
+    return 1 if wrong else 0
 
 
 def _arguments() -> argparse.Namespace:
@@ -106,4 +111,4 @@ def _write(path: Path, held: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -28,7 +28,7 @@ from .gradients.adjoints.registration import register
 from .guard import forward_only
 from .optim import minimize
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "BackwardPass",

@@ -21,8 +21,7 @@ class Seen:
         self.told: list[Numbers | Moved] = []
         self.refuses = False
 
-    def before(self, now: Numbers, *, compiled: bool) -> None:
-        assert not compiled
+    def before(self, now: Numbers) -> None:
         if self.refuses:
             raise RuntimeError("not now")
         self.told.append(now)

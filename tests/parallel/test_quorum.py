@@ -34,8 +34,8 @@ def test_what_a_quorum_refuses(two: Results) -> None:
     first, second = (found["quorum_refusals"] for found in two)
     for found in (first, second):
         assert found["HorizonAdam"] == (
-            "ValueError: process_group of HorizonAdam is a Quorum, and a step in a plane alone can leave a process out; "
-            "expected a ProcessGroup."
+            "ValueError: process_group of HorizonAdam is a Quorum, and a step in a plane alone can leave a process "
+            "out; expected a ProcessGroup."
         )
         assert found["least"] == ("ValueError: least is 3 in a Quorum of a group of 2 processes; expected at most all.")
         assert found["no group"] == "ValueError: least is 1 in a Quorum without a group; expected a ProcessGroup."

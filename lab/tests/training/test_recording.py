@@ -83,8 +83,6 @@ def test_what_cannot_have_a_journal_is_refused_before_anything_is_written(tmp_pa
     ):
         with pytest.raises(JournalRefused, match=message):
             journaled(tmp_path / method, method=method)
-    with pytest.raises(JournalRefused, match="has compile=True"):
-        journaled(tmp_path / "compiled", compile=True)
     with pytest.raises(
         JournalRefused, match="a journal was asked for and the run has no folder; expected one to write"
     ):

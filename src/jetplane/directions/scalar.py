@@ -47,7 +47,7 @@ def normal(stream: Stream, start: int, stop: int, size: int, dtype: torch.dtype)
 class _Lanes(NamedTuple):
     """The counters (block, row) of all rows, one after the other."""
 
-    count: int
+    lanes: int
     blocks: int
     rows: int
     ones: int  # 1 in each lane: a number times it is the number in each lane

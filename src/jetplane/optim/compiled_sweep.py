@@ -42,7 +42,7 @@ def refuse_split(settings: StepSettings) -> None:
         raise ValueError("the directions change their number between steps; expected a fixed K with compile=True.")
 
 
-class _Call(NamedTuple):
+class _Sweeping(NamedTuple):
     """One call, on both sides of the program between them."""
 
     moving: Moving
@@ -60,7 +60,7 @@ class CompiledSweep:
         self._settings, self._scaled = settings, groups > 1
         self._baked = [*settings, groups, *moving.tensors]
         self._numbers = DeviceNumbers(moving.device, len(moving.tensors))
-        self._call: _Call  # the one under way
+        self._call: _Sweeping  # the one under way
 
     def knows(self, settings: StepSettings, moving: Moving, groups: int) -> bool:
         """Whether the optimizer is still what it was."""
@@ -85,7 +85,7 @@ class CompiledSweep:
             return None
         self._numbers.set(now, moving)
         kept = [tensor for tensors in memory.values() for tensor in tensors]
-        call = self._call = _Call(moving, kept, self._numbers, [])
+        call = self._call = _Sweeping(moving, kept, self._numbers, [])
         try:
             returned = self._programs.call(func, casts.around, casts, batch, has_aux)
         finally:

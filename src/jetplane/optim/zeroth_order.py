@@ -181,7 +181,7 @@ class _Around:
 
 
 class MeZO(ZerothOrder):
-    r"""MeZO [1]_: SPSA with normal directions, from both sides, in place.
+    r"""MeZO [1]_: SPSA with Gaussian directions, from both sides, in place.
 
         g_k = (f(theta + eps v_k) - f(theta - eps v_k)) / (2 eps),    theta -= lr * mean_k g_k v_k.
 

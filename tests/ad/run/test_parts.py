@@ -66,7 +66,11 @@ SHARDED = "is a sharded parameter (DTensor), as FSDP's fully_shard and tensor pa
         ("ForwardGradient", SHARDED),
         ("quadratic", SHARDED),
         ("partial", "is a DTensor with the placements (Partial(sum),) on DeviceMesh("),
-        ("uneven", "is a DTensor (4, 2) whose part is (1, 2) here, where its placements say (2, 2); expected parts as"),
+        (
+            "uneven",
+            "is a DTensor (4, 2) whose part is (1, 2) here, where its placements say (2, 2); "
+            "expected parts as torch.chunk makes them.",
+        ),
         ("result", "the program returned a DTensor with the placements (Shard(dim=0),), of which this process has a"),
         ("closure", "the program returned a DTensor with the placements (Partial(sum),), of which this process has a"),
     ],

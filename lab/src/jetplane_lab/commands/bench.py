@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from jetplane_lab.bench import curves as plots
-from jetplane_lab.bench import growth, turns
+from jetplane_lab.bench import growth, turns, two_commits
 from jetplane_lab.bench import printed as table
 from jetplane_lab.bench.grids import GRIDS, WHATS, points
 from jetplane_lab.bench.machine import environment
@@ -48,6 +50,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         "  jetplane bench --grid paper --device cuda --systems jetplane jetplane-compiled jax-nested\n"
         "  jetplane bench --what step eager-overhead         whole steps of FoMoH-KD\n"
         "  jetplane bench --show results.json                tables and figures again\n"
+        "  jetplane bench --compare main .                   what became slower since the commit main\n"
         "  jetplane bench --list                             the systems, and which of them can run here",
     )
     add = parser.add_argument
@@ -77,6 +80,20 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     add("--out", type=Path, default=Path("runs/bench"), metavar="DIR", help="(default: %(default)s)")
     add("--resume", action="store_true", help="go on with the measurements in DIR")
     add("--show", type=Path, metavar="FILE", help="tables and figures of a results.json, without measuring")
+    add(
+        "--compare",
+        nargs=2,
+        metavar=("OLD", "NEW"),
+        help="time two commits of this checkout; . is its files as they are",
+    )
+    add("--rounds", type=_positive, default=5, metavar="N", help="of --compare (default: %(default)s)")
+    add(
+        "--slower",
+        type=_seconds,
+        default=1.1,
+        metavar="X",
+        help="ratio from which --compare fails (default: %(default)s)",
+    )
     add("--list", action="store_true", help="show the systems and whether they can run here")
     return parser
 
@@ -88,6 +105,8 @@ def run(arguments: argparse.Namespace) -> int:
         return _list(arguments)
     if arguments.show is not None:
         return _again(arguments.show)
+    if arguments.compare is not None:
+        return _compare(arguments)
     threads = arguments.threads or _cores()
     wanted = [point for what in arguments.what for point in _points(arguments, what)]
     if not wanted:
@@ -127,6 +146,24 @@ def run(arguments: argparse.Namespace) -> int:
         return _INTERRUPTED
     wrong = [row for row in rows if row["kind"] == "ours" and row["status"] != "ok"]
     return 1 if wrong else 0
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    """Time two commits; 1 where one of the jobs became slower."""
+    old, new = arguments.compare
+    top = subprocess.run(["git", "rev-parse", "--show-toplevel"], capture_output=True, text=True, check=False)
+    if top.returncode:
+        raise ValueError("--compare needs a checkout of the repository, and this folder is in none")
+    with two_commits.trees_of(Path(top.stdout.strip()), (old, new)) as trees:
+        found = two_commits.compare(trees, arguments.rounds, arguments.seconds, partial(print, file=sys.stderr))
+    for name, row in found["rows"].items():
+        before, after = 1e3 * row["old_seconds"], 1e3 * row["new_seconds"]
+        print(f"{name:<33} {before:9.3f} ms  {after:9.3f} ms  ratio {row['ratio']:.3f}")
+    whole = {"commits": {"old": old, "new": new}, **found}
+    files.write(arguments.out / "compare.json", (json.dumps(whole, indent=1, allow_nan=False) + "\n").encode())
+    worse = two_commits.slower(found, arguments.slower)
+    print(f"slower: {', '.join(worse)}" if worse else f"nothing is slower by more than {arguments.slower:g} times")
+    return 1 if worse else 0
 
 
 def _cores() -> int:

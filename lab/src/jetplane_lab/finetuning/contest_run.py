@@ -110,8 +110,7 @@ def build(entry: Entry, data: Data) -> Classifier:
     """The model of an entry before its first step."""
     model = classifier(data.start, 2, entry.seed)
     if entry.settings.layers is not None:
-        layers = model.encoder.encoder["layer"]
-        model.encoder.encoder["layer"] = layers[: entry.settings.layers]
+        model.encoder.encoder["layer"] = model.encoder.layers[: entry.settings.layers]
     if entry.moving == "lora":
         add_adapters(model, entry.settings.rank, entry.settings.alpha, entry.seed)
     return model.to(entry.settings.device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,8 +13,9 @@ from torch.utils.checkpoint import checkpoint
 
 from jetplane import ForwardGradient, forward_only, optim
 
-from ..methods import Horizon, Method, OnForwardGradients
+from ..methods import Method
 from ..methods.backprop import Backprop
+from ..methods.forward import Horizon, OnForwardGradients
 from .encoder import Classifier, Layer
 
 __all__ = ["CONTESTANTS", "MOVING", "Contestant", "one_leaf"]
@@ -36,7 +37,7 @@ class Contestant:
 
     label: str
     make: Make
-    rates: dict[str, tuple[float, ...]]  # by what moves
+    rates: Mapping[str, tuple[float, ...]]  # by what moves
     backward: bool = False  # uses a backward pass
     decays: bool = False  # its rate falls linearly to zero
     by_passes: bool = False
@@ -58,7 +59,7 @@ class Contestant:
         if self.checkpointed:
             for layer in model.modules():
                 if isinstance(layer, Layer):
-                    layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+                    layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)  # type: ignore[method-assign]
 
 
 def moving(model: nn.Module) -> list[Tensor]:

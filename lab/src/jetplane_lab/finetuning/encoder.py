@@ -128,9 +128,16 @@ class Encoder(nn.Module):
         """(B, T, width)."""
         there = (pieces != _PADDING)[:, None, None]
         x = self.embeddings(pieces)
-        for layer in self.encoder["layer"]:
+        for layer in self.layers:
             x = layer(x, there)
         return x
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        """The transformer's layers, under the name that MiniLM's file has for them."""
+        found = self.encoder["layer"]
+        assert isinstance(found, nn.ModuleList)
+        return found
 
 
 class Classifier(nn.Module):

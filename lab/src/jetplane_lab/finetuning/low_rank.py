@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from .encoder import Classifier
+from .encoder import Classifier, SelfAttention
 
 __all__ = ["LowRank", "add_adapters"]
 
@@ -42,7 +42,7 @@ def add_adapters(model: Classifier, rank: int, alpha: float, seed: int) -> None:
     model.encoder.requires_grad_(False)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        for layer in model.encoder.encoder["layer"]:
-            attention = layer.attention["self"]
-            for name in _ADAPTED:
-                setattr(attention, name, LowRank(getattr(attention, name), rank, alpha))
+        for layer in model.encoder.modules():
+            if isinstance(layer, SelfAttention):
+                for name in _ADAPTED:
+                    setattr(layer, name, LowRank(getattr(layer, name), rank, alpha))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ...errors import UnsupportedProgram
+from .. import _torch
 from .. import _torch_distributed as groups
 from ..algebra.jet import Jet, PairSet
 from ..engine.boundary import Boundary, Crossing, crossings
@@ -86,9 +87,9 @@ class Pass:
             return
         if not any(isinstance(one, Tensor) and self.mode.tracks(one) for one in results):
             raise ValueError(
-                "the program computes its result under its own torch.no_grad() or inference_mode, or by a backward pass "
-                "without create_graph=True, where tangents stop as backprop's gradients do; expected it outside of them "
-                "and with a graph, or a pass with no_grad='follow'."
+                "the program computes its result under its own torch.no_grad() or inference_mode, or by a backward "
+                "pass without create_graph=True, where tangents stop as backprop's gradients do; expected it outside "
+                "of them and with a graph, or a pass with no_grad='follow'."
             )
 
     def jet(self, tensor: Tensor) -> Jet:
@@ -194,6 +195,8 @@ def check_directions(directions: Sequence[Tensor], leaves: Sequence[Tensor], lab
             found = direction.shape[0]
             raise ValueError(f"directions for {label} have K = {found}; expected {count} as for {labels[0]}.")
         count = direction.shape[0]
+    if any(_torch.is_fake(type(direction)) for direction in directions):
+        return  # traced with tensors that have no values
     if not finite(directions):
         bad = next(label for label, direction in zip(labels, directions, strict=True) if not finite([direction]))
         raise ValueError(f"directions for {bad} hold values that are not finite; expected finite numbers.")

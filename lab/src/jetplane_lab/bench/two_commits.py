@@ -1,26 +1,29 @@
-"""Two trees of the library beside each other in one run, to show that a change of structure cost no time.
-
-    git worktree add ../old <commit>
-    python benchmarks/old_and_new.py ../old/src src --out runs/old_and_new.json
+"""Two commits of this repository in one run: what became slower. ``jetplane bench --compare A B``.
 
 Each round starts a process of each tree, the older one first in every second round, and each process times every job:
 an eager step on the Rosenbrock function, a plane of the paper's CNN, eager and compiled, and a forward-gradient step
 with Adam on the CNN. The ratio of a job is the median over the rounds of new over old, of the fastest call of each.
+What the processes run is this file, with the package of either tree: it imports jetplane alone, inside its functions.
 """
 
 from __future__ import annotations
 
-import argparse
+import contextlib
 import json
 import os
 import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+__all__ = ["TREE", "compare", "slower", "trees_of"]
+
+TREE = "."  # in place of a commit: the files as they are
 
 
 def jobs() -> dict[str, tuple[Callable[[], Any], int]]:
@@ -83,41 +86,57 @@ def measure(seconds: float) -> None:
     print(json.dumps({"torch": torch.__version__, "found": found}))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("old", type=Path, help="the folder that holds the older package")
-    parser.add_argument("new", type=Path, help="and the newer")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=4.0, help="for each job in each process (4)")
-    parser.add_argument("--out", type=Path, help="a JSON file for all numbers")
-    arguments = parser.parse_args()
-    trees = {"old": arguments.old.resolve(), "new": arguments.new.resolve()}
-    for tree in trees.values():
-        if not (tree / "jetplane" / "__init__.py").exists():
-            parser.error(f"{tree} holds no package jetplane; expected the src folder of a tree.")
-    rounds: list[dict[str, Any]] = []
-    for number in range(arguments.rounds):
+@contextlib.contextmanager
+def trees_of(repository: Path, commits: tuple[str, str]) -> Iterator[dict[str, Path]]:
+    """The packages of two commits, checked out beside each other in a folder that goes away."""
+    with tempfile.TemporaryDirectory() as folder:
+        made: list[Path] = []
+        try:
+            trees = {}
+            for which, commit in zip(("old", "new"), commits, strict=True):
+                if commit == TREE:
+                    trees[which] = repository / "src"
+                    continue
+                place = Path(folder) / which
+                _git(repository, "worktree", "add", "--quiet", "--detach", str(place), _known(repository, commit))
+                made.append(place)
+                trees[which] = place / "src"
+            for tree in trees.values():
+                if not (tree / "jetplane" / "__init__.py").exists():
+                    raise ValueError(f"{tree} holds no package jetplane; expected a commit of this repository")
+            yield trees
+        finally:
+            for place in made:
+                _git(repository, "worktree", "remove", "--force", str(place))
+
+
+def compare(
+    trees: dict[str, Path], rounds: int, seconds: float, tell: Callable[[str], None] = lambda _: None
+) -> dict[str, Any]:
+    """The times of every job in both trees, and their ratio."""
+    found: list[dict[str, Any]] = []
+    for number in range(rounds):
         order = ["old", "new"] if number % 2 == 0 else ["new", "old"]
-        rounds.append({which: _run(trees[which], arguments.seconds) for which in order})
-        print(f"round {number + 1} of {arguments.rounds}", file=sys.stderr)
+        found.append({which: _run(trees[which], seconds) for which in order})
+        tell(f"round {number + 1} of {rounds}")
     rows = {}
-    for name in rounds[0]["old"]["found"]:
-        times = {which: [one[which]["found"][name] for one in rounds] for which in trees}
+    for name in found[0]["old"]["found"]:
+        times = {which: [one[which]["found"][name] for one in found] for which in trees}
         ratio = statistics.median(new / old for old, new in zip(times["old"], times["new"], strict=True))
         rows[name] = {"old_seconds": min(times["old"]), "new_seconds": min(times["new"]), "ratio": ratio}
-        print(f"{name}: {1e3 * min(times['old']):.3f} ms, now {1e3 * min(times['new']):.3f} ms, ratio {ratio:.3f}")
-    if arguments.out is not None:
-        commits = {which: _commit(tree) for which, tree in trees.items()}
-        kept = {
-            "commits": commits,
-            "torch": rounds[0]["old"]["torch"],
-            "machine": platform.processor() or platform.machine(),
-        }
-        kept |= {"threads": 1, "python": platform.python_version(), "rows": rows, "rounds": rounds}
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        part = arguments.out.with_suffix(".part")
-        part.write_text(json.dumps(kept, indent=1) + "\n")
-        os.replace(part, arguments.out)
+    return {
+        "torch": found[0]["old"]["torch"],
+        "machine": platform.processor() or platform.machine(),
+        "threads": 1,
+        "python": platform.python_version(),
+        "rows": rows,
+        "rounds": found,
+    }
+
+
+def slower(found: dict[str, Any], limit: float) -> list[str]:
+    """The jobs whose ratio is above the limit."""
+    return [name for name, row in found["rows"].items() if row["ratio"] > limit]
 
 
 def _run(tree: Path, seconds: float) -> dict[str, Any]:
@@ -125,14 +144,18 @@ def _run(tree: Path, seconds: float) -> dict[str, Any]:
     ran = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(tree)}, stdout=subprocess.PIPE, check=True
     )
-    return json.loads(ran.stdout.splitlines()[-1])
+    measured: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    return measured
 
 
-def _commit(tree: Path) -> str:
-    return subprocess.run(
-        ["git", "-C", str(tree), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
+def _known(repository: Path, commit: str) -> str:
+    """The full name of a commit."""
+    asked = ["git", "-C", str(repository), "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"]
+    found = subprocess.run(asked, capture_output=True, text=True, check=False)
+    if found.returncode:
+        raise ValueError(f"--compare has {commit}, which is no commit here; expected a name that git knows, or {TREE}")
+    return found.stdout.strip()
 
 
-if __name__ == "__main__":
-    main()
+def _git(repository: Path, *words: str) -> None:
+    subprocess.run(["git", "-C", str(repository), *words], check=True, capture_output=True)
