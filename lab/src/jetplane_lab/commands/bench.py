@@ -270,7 +270,7 @@ def _draw(rows: list[Row], laws: list[dict[str, Any]], out: Path) -> None:
         import matplotlib  # noqa: F401
     except ImportError:
         print(
-            "matplotlib is not installed, so there are no figures (pip install './lab[plots]' in a checkout).",
+            "matplotlib is not installed, so there are no figures; expected it beside the study, which names it.",
             file=sys.stderr,
         )
         return
