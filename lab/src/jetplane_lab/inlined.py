@@ -20,8 +20,8 @@ __all__ = ["COLOURS", "INK", "PAPER", "RULE", "SOFT", "Drawn", "drawn", "setting
 
 INK, SOFT, RULE, PAPER = "#000001", "#000002", "#000003", "#000004"
 COLOURS = tuple(f"#0001{number:02x}" for number in range(11))  # of the page's --c0 to --c10
-_LIGHT = ("#c98500", "#0072b2", "#009e73", "#d55e00", "#b8578c", "#3a3f45", "#8a929a", "#3aa0e0", "#7a5bb5")
-_LIGHT = (*_LIGHT, "#7a5c00", "#0b6e6e")
+_LIGHT: tuple[str, ...] = ("#c98500", "#0072b2", "#009e73", "#d55e00", "#b8578c", "#3a3f45", "#8a929a", "#3aa0e0")
+_LIGHT = (*_LIGHT, "#7a5bb5", "#7a5c00", "#0b6e6e")
 ROLES: dict[str, tuple[str, str]] = {  # what is drawn: the page's variable, and the colour on light paper
     **{INK: ("ink", "#1f2328"), SOFT: ("soft", "#59636e"), RULE: ("rule", "#d1d9e0"), PAPER: ("paper", "#ffffff")},
     **{colour: (f"c{number}", light) for number, (colour, light) in enumerate(zip(COLOURS, _LIGHT, strict=True))},
@@ -95,5 +95,6 @@ def settings(**more: Any) -> Iterator[None]:
         **{"axes.spines.top": False, "axes.spines.right": False, "xtick.minor.size": 0, "ytick.minor.size": 0},
         **{"path.simplify": True, "path.simplify_threshold": 0.2, "lines.solid_capstyle": "round"},
     }
-    with matplotlib.rc_context({**held, **more}):
+    held.update(more)
+    with matplotlib.rc_context(held):
         yield

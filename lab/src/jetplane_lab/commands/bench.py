@@ -35,7 +35,6 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         "bench",
         help="time the projected Hessian and whole steps against other ways to compute them",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Time the exact projected Hessian (loss, slope V g, curvature V H V^T), or whole steps of the\n"
         "optimizers, against the peers found on this machine: torch.func, forward-over-reverse products, JAX,\n"
         "torch-jet, and the code of the paper's authors.\n"

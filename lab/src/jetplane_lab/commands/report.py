@@ -20,7 +20,6 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         "report",
         help="make a page of runs, beside the paper's tables",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Read the runs under RUNS and write one HTML page that needs no other file: the result in a\n"
         "sentence and a figure, curves against steps, passes and seconds, the paper's tables with ours beside\n"
         "theirs, its claims answered, cost against backprop, and what it took to reach given accuracies.\n"

@@ -135,7 +135,7 @@ def _panel(metric: str, axis: str, groups: Sequence[Group]) -> Panel | None:
         low, high = _limits(metric, [value(metric, mean) for _, _, curve in curves for mean in curve.mean])
         axes.set_ylim(low, high)
         _scale(axes, "y", (low, high), True, most=8)
-    attributes = {
+    attributes: dict[str, object] = {
         **{"metric": metric, "axis": axis, "scale": "log" if log else "linear", "first": first, "last": last},
         **{"left": _LEFT, "inner": inner[0]},
         "about": f"{title(metric)} over {AXES[axis].label}: "
@@ -260,7 +260,7 @@ def _dots(
                 ends = [max(number - std, low), number + std]
                 axes.plot(ends, [place, place], color=colour, linewidth=2.2)
             behind = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.8}
-            beside = {"transform": axes.get_yaxis_transform(), "bbox": behind, "fontsize": 11}
+            beside: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "bbox": behind, "fontsize": 11}
             axes.text(0, place - 0.2, group.label, **beside)
             axes.text(1, place - 0.2, text, ha="right", color=SOFT, **beside)
         axes.set_title(heading, loc="left", fontweight="bold", fontsize=12)
