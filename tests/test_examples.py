@@ -16,7 +16,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 SLOW = {
     "compiled_step": "compiles",
     "export_step": "starts a process",
-    "many_processes": "starts processes",
+    **dict.fromkeys(["many_processes", "meanflow_fsdp"], "starts processes"),
     **dict.fromkeys(["accelerate_loop", "finetune_transformer", "hf_trainer", "lightning_module"], "imports a trainer"),
 }
 NEEDS = {
@@ -28,6 +28,7 @@ NEEDS = {
 SMALLER = {
     "any_optimizer": ["--steps", "60"],
     "forward_only_cnn": ["--steps", "70"],
+    "meanflow_fsdp": ["--steps", "20"],
     "poisson_pinn": ["--steps", "100"],
     "resnet_spectrum": ["--steps", "12"],
     "training_loop": ["--steps", "60"],
@@ -60,7 +61,7 @@ def test_example_runs(path: Path, capsys: pytest.CaptureFixture[str], monkeypatc
         if path.stem in NEEDS:
             warnings.simplefilter("ignore")  # what the packages say about one another
         main_of(path, monkeypatch)(SMALLER.get(path.stem, []))
-    if path.stem != "many_processes":  # whose processes write by themselves
+    if path.stem not in ("many_processes", "meanflow_fsdp"):  # whose processes write by themselves
         assert len(capsys.readouterr().out.splitlines()) >= 2  # a newcomer sees something
 
 
