@@ -94,7 +94,7 @@ def test_without_metadata_what_is_on_the_path_is_found(monkeypatch: pytest.Monke
     """Where nothing can be installed."""
     only(monkeypatch)
     names = entries.registered()
-    assert set(names.commands) == {"coverage", "journal", "replay", *STUDY}
+    assert set(names.commands) == {"completion", "coverage", "journal", "replay", *STUDY}
     assert not names.missing
 
 

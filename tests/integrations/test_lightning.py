@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -167,3 +168,18 @@ def test_a_module_that_optimizes_by_hand_is_left_alone(tmp_path: Path) -> None:
     before = parameters(module)
     fit(trainer_of(tmp_path, 2), module)
     assert not torch.equal(before, parameters(module))
+
+
+def test_what_the_strategy_refuses_by_itself() -> None:
+    module = Small("plane")
+    module.trainer = trainer = SimpleNamespace(lightning_module=module, precision="16-mixed", gradient_clip_val=None)
+    strategy = ForwardStrategy()
+    strategy._lightning_module = module
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lightning.pytorch.strategies.SingleDeviceStrategy.setup_optimizers", lambda *_: None)
+        strategy._optimizers = [optimizer_of("plane", module.parameters())]
+        with pytest.raises(ValueError, match="precision is '16-mixed'; expected '32-true', '64-true' or 'bf16-mixed'"):
+            strategy.setup_optimizers(trainer)
+        strategy._optimizers = strategy._optimizers * 2
+        with pytest.raises(ValueError, match="there are 2 optimizers; expected one, or to optimize by hand"):
+            strategy.setup_optimizers(trainer)

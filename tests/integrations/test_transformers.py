@@ -181,3 +181,29 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         trainer.train()
     with pytest.raises(ValueError, match="fp16 is True; expected bf16"):
         trainer_of(model, plane(model), tmp_path, fp16=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transformers.TrainingArguments, "n_gpu", 2)
+        with pytest.raises(ValueError, match="there are 2 GPUs in one process; expected one for each process"):
+            trainer_of(model, plane(model), tmp_path)
+
+
+@pytest.mark.parametrize("steps", [6, 8])
+def test_the_best_model_is_the_one_that_was_evaluated(steps: int, tmp_path: Path) -> None:
+    model = classifier()
+    when = {"eval_strategy": "steps", "eval_steps": 3, "save_strategy": "steps", "save_steps": 3}
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss", "max_steps": steps}
+    trainer = trainer_of(model, horizon(model), tmp_path, **when, **best)
+    trainer.train()
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(trainer.state.best_metric, rel=1e-6)
+
+
+def test_resume_without_an_evaluation_before_it_and_with_dropout(tmp_path: Path) -> None:
+    ends = []
+    for again in (None, str(tmp_path / "checkpoint-2")):
+        torch.manual_seed(0)
+        config = transformers.BertConfig(**SIZES, intermediate_size=16, num_labels=3)
+        model = transformers.BertForSequenceClassification(config)
+        trainer = trainer_of(model, horizon(model), tmp_path, save_strategy="steps", save_steps=2, max_steps=4)
+        trainer.train(resume_from_checkpoint=again)
+        ends.append(parameters(model))
+    assert torch.equal(*ends)

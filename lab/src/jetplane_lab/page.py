@@ -45,10 +45,16 @@ h1 { font-size: 1.7rem; margin: 0 0 .3rem; } h2 { font-size: 1.25rem; margin: 2.
 p { max-width: 46rem; } .soft { color: var(--soft); }
 figure { margin: 1rem 0; } figure img { max-width: 100%; height: auto; } figcaption { color: var(--soft);
   font-size: .92rem; max-width: 46rem; }
-.wide { overflow-x: auto; } table { border-collapse: collapse; font-size: .94rem; }
+.lead { font-size: 1.12rem; } .wide { overflow-x: auto; } table { border-collapse: collapse; font-size: .94rem; }
 th, td { border-bottom: 1px solid var(--rule); padding: .3rem .7rem; text-align: left; vertical-align: top; }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .yes { color: var(--yes); font-weight: 600; } .no { color: var(--no); font-weight: 600; }
+@media (max-width: 45rem) {
+  tr:first-child { display: none; } table, tbody, tr { display: block; }
+  tr { border-bottom: 2px solid var(--rule); padding: .4rem 0; }
+  td { display: flex; justify-content: space-between; gap: 1rem; border: 0; padding: .1rem 0; }
+  td.n { white-space: normal; } td::before { content: attr(data-label); color: var(--soft); }
+}
 """
 
 
@@ -67,6 +73,13 @@ def page(study: Study, folder: Path) -> str:
             "random directions, with the exact slope and curvature there. All runs are float64; directions and "
             "starts are functions of the seed.</p>"
         ),
+        fill("<p class='lead'>{text}</p>", text=_forward_only(study)),
+        _figure(
+            *(folder, "comparison"),
+            f"{seeds} common starts, {study.comparison_steps} steps; the thick line is the median, the thin ones are "
+            f"the runs. FGD at lr = {LR:g} and twice that, SGD at {2 * LR:g}, Adam at {ADAM_LR:g}; the others at 1. "
+            "Values below 1e-16 are drawn there; a median ends where more than half of the runs have diverged.",
+        ),
         Markup("<h2>What the paper says, and what these data say</h2>"),
         Markup(
             f"<p>{held} of {len(study.claims)} statements hold here. A value is the median over {seeds} common starts; "
@@ -76,7 +89,6 @@ def page(study: Study, folder: Path) -> str:
             ["statement", "", "numbers"],
             [[c.text, _verdict(c.holds), c.numbers] for c in study.claims],
         ),
-        fill("<p>{text}</p>", text=_forward_only(study)),
         Markup(f"<h2>One step in {dim}D</h2>"),
         _figure(
             *(folder, "single-step"),
@@ -92,12 +104,6 @@ def page(study: Study, folder: Path) -> str:
         ),
         _table(["axis", "method", "mean", "standard deviation", "Newton"], _moments(study), numbers=(2, 3, 4)),
         Markup(f"<h2>All methods in {dim}D</h2>"),
-        _figure(
-            *(folder, "comparison"),
-            f"{seeds} common starts, {study.comparison_steps} steps; the thick line is the median, the thin ones are "
-            f"the runs. FGD at lr = {LR:g} and twice that, SGD at {2 * LR:g}, Adam at {ADAM_LR:g}; the others at 1. "
-            "Values below 1e-16 are drawn there; a median ends where more than half of the runs have diverged.",
-        ),
         _runs(study, study.comparison, study.comparison_steps, dim),
         Markup(f"<h2>Planes of K directions in {study.planes_dim}D</h2>"),
         _figure(
@@ -214,7 +220,8 @@ def _number(value: float) -> str:
 def _table(head: Sequence[str], body: Sequence[Sequence[str]], numbers: Sequence[int] = ()) -> Markup:
     def row(cells: Sequence[str], tag: str) -> Markup:
         marked = (
-            fill(f"<{tag}{' class=n' * (i in numbers)}>{{cell}}</{tag}>", cell=cell) for i, cell in enumerate(cells)
+            fill(f"<{tag}{' class=n' * (i in numbers)} data-label='{{label}}'>{{cell}}</{tag}>", label=label, cell=cell)
+            for i, (cell, label) in enumerate(zip(cells, head, strict=True))
         )
         return fill("<tr>{cells}</tr>", cells=join(marked))
 

@@ -15,10 +15,11 @@ from typing import Any
 import torch
 
 from .functions import TestFunction
+from .inlined import Drawn, drawn
 from .records import Row
 from .rosenbrock import medians
 
-__all__ = ["FLOOR", "SUFFIXES", "comparison", "histograms", "planes", "save", "single_step"]
+__all__ = ["FLOOR", "SUFFIXES", "comparison", "histograms", "inlined", "planes", "save", "single_step"]
 
 SUFFIXES = (".png", ".svg", "-dark.png")
 FLOOR = 1e-16  # values below are drawn here
@@ -34,6 +35,10 @@ _STYLE: dict[str, tuple[str, str, Any]] = {
     "FoMoH-2D": ("#009E73", "#1BC79A", "-"),
     "Newton": ("#000000", "#ffffff", (0, (1, 1.2))),
 }
+# the page's variables for the colours on light paper
+_ROLES = {"#1f2328": ("ink", "#1f2328"), "#ffffff": ("paper", "#ffffff"), "#000000": ("ink", "#000000")}
+_NAMES = {"FGD": "c0", "SGD": "c6", "FoMoH-BP": "c4", "FoMoH": "c1", "FoMoH-2D": "c2"}
+_ROLES |= {_STYLE[label][0].lower(): (name, _STYLE[label][0]) for label, name in _NAMES.items()}
 _INK = {False: "#1f2328", True: "#e6e6e6"}
 _PAPER = {False: "#ffffff", True: "#16181d"}
 
@@ -78,6 +83,17 @@ def save(draw: Callable[[bool], Figure], folder: Path, name: str) -> list[Path]:
             paths.append(path)
         pyplot.close(figure)
     return paths
+
+
+def inlined(draw: Callable[[bool], Figure]) -> Drawn:
+    """A figure for a page, whose colours follow the reader's light or dark setting."""
+    from matplotlib import pyplot
+
+    figure = draw(False)
+    try:
+        return drawn(figure, _ROLES)
+    finally:
+        pyplot.close(figure)
 
 
 # -- one step -----------------------------------------------------------------------------------------------------

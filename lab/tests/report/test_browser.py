@@ -54,6 +54,20 @@ try {
   seen.left = readout.hidden;
   key.click();
   seen.shown = lines().map(line => getComputedStyle(line).display);
+  const axes = () => [...figure.querySelectorAll('.panels')].map(one => getComputedStyle(one).display !== 'none');
+  seen.axes = [axes()];
+  figure.querySelector('input[value=passes]').click();
+  seen.axes.push(axes());
+  const ends = [...document.querySelectorAll('.wide tr')].map(row => row.cells[row.cells.length - 1]);
+  seen.right = Math.max(...ends.map(cell => cell.getBoundingClientRect().right));
+  let saved = null;
+  URL.createObjectURL = blob => { saved = blob; return '#'; };
+  HTMLAnchorElement.prototype.click = () => {};
+  const files = [];
+  const keep = button => { button.click(); files.push(saved); };
+  keep(document.querySelector('.wide .save'));
+  keep(document.querySelector('figure .save'));
+  seen.saved = files.map(blob => blob.type);
   seen.wide = [document.documentElement.scrollWidth, innerWidth];
   seen.paper = getComputedStyle(document.body).backgroundColor;
 } catch (error) { seen.errors.push(String(error)); }
@@ -114,16 +128,23 @@ def test_tables_sort_and_lines_hide(page: Path, tmp_path: Path) -> None:
     assert result["names"][:2] == ["ascending", None]  # type: ignore[index]
     assert result["names"][2] == sorted(result["names"][2], key=str.lower)  # type: ignore[index]
     assert set(result["before"]) == set(result["shown"]) == {"inline"}  # type: ignore[call-overload]
-    assert result["hidden"] == ["false", ["none"] * 4]
+    assert result["hidden"][0] == "false" and set(result["hidden"][1]) == {"none"}  # type: ignore[index]
     hidden, lines = result["readout"]  # type: ignore[misc]
-    assert not hidden and lines[0].startswith("epoch ") and len(lines) == 2 and "FoMoH-2D" in lines[1]
-    assert re.match(r"0\.\d+ ± ", lines[1]) and result["left"] is True
+    assert not hidden and lines[0].startswith("steps: ") and len(lines) == 3 and "FoMoH-2D" in lines[1]
+    assert re.match(r"[\d.]+ ± ", lines[1]) and result["left"] is True
+
+
+def test_curves_have_one_axis_at_a_time_and_tables_and_figures_are_saved(page: Path, tmp_path: Path) -> None:
+    result = seen(page, tmp_path, "--window-size=1200,900")
+    assert result["axes"] == [[True, False, False], [False, True, False]]
+    assert result["saved"] == ["text/csv", "image/svg+xml"]
 
 
 @pytest.mark.parametrize("width", [1200, 500])
-def test_the_page_is_never_wider_than_the_window(page: Path, tmp_path: Path, width: int) -> None:
-    needs, has = seen(page, tmp_path, f"--window-size={width},900")["wide"]  # type: ignore[misc]
-    assert needs <= has == width
+def test_neither_the_page_nor_a_table_is_wider_than_the_window(page: Path, tmp_path: Path, width: int) -> None:
+    result = seen(page, tmp_path, f"--window-size={width},900")
+    needs, has = result["wide"]  # type: ignore[misc]
+    assert needs <= has == width and result["right"] <= width  # type: ignore[operator]
 
 
 LIGHT = (0xFFFFFF, 0x009E73, 0xC98500)  # paper, FoMoH-2D, FGD

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -13,6 +14,7 @@ import torch
 import jetplane
 
 from .entries import Registered, registered, sentence
+from .help_text import Wrapped
 
 __all__ = ["main"]
 
@@ -30,7 +32,7 @@ def parser(found: Registered) -> argparse.ArgumentParser:
         prog="jetplane",
         description="Second-order forward-mode AD for PyTorch.",
         epilog=_missing(found),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Wrapped,
     )
     top.add_argument(
         "-V", "--version", action="version", version=f"jetplane {jetplane.__version__} (torch {torch.__version__})"
@@ -44,6 +46,7 @@ def parser(found: Registered) -> argparse.ArgumentParser:
         # SUPPRESS: without it the sub-command's default would undo a --debug that stands before the command
         sub.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         sub.set_defaults(run=command.run)
+        sub.formatter_class = Wrapped
     return top
 
 
@@ -68,8 +71,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.debug:
             raise
         message = " ".join(str(error).split()) or type(error).__name__
-        print(f"jetplane: {message.rstrip('.')} (--debug shows the traceback).", file=sys.stderr)
+        print(f"{_red('jetplane:')} {message.rstrip('.')} (--debug shows the traceback).", file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1
+
+
+def _red(text: str) -> str:
+    """Red where the standard error is a terminal, unless NO_COLOR is set."""
+    return f"\033[31m{text}\033[0m" if sys.stderr.isatty() and "NO_COLOR" not in os.environ else text
 
 
 def _missing(found: Registered) -> str | None:

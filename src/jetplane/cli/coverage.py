@@ -8,6 +8,7 @@ import json
 import math
 import platform
 import re
+import shutil
 import sys
 import time
 from collections import Counter
@@ -123,7 +124,7 @@ def _check(entry: Any, arguments: argparse.Namespace) -> opdb.Outcome:
 def _progress(number: int, total: int, name: str, seconds: float) -> None:
     line = f"{number:4d}/{total} {seconds:5.0f} s  {name}"
     if sys.stderr.isatty():
-        print(f"\r\033[K{line[:78]}", end="", file=sys.stderr, flush=True)
+        print(f"\r\033[K{line[: shutil.get_terminal_size().columns - 1]}", end="", file=sys.stderr, flush=True)
     elif number == total or number % 50 == 1:
         print(line, file=sys.stderr, flush=True)
 

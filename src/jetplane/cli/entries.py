@@ -15,7 +15,7 @@ __all__ = ["GROUP", "Registered", "registered", "sentence"]
 
 GROUP = "jetplane.commands"
 _STUDY = ("demo", "train", "tune", "reproduce", "report", "data", "rosenbrock", "bench")
-_OWN = {"coverage": "coverage", "journal": "show_journal", "replay": "replay_steps"}
+_OWN = {"completion": "completion", "coverage": "coverage", "journal": "show_journal", "replay": "replay_steps"}
 _ABSENT = (
     "it belongs to the study in lab/ of the repository, which is not installed; "
     "pip install ./lab in a checkout installs it"

@@ -1,4 +1,4 @@
-"""Sums of directions with coefficients on CUDA, and whole steps along normal directions: in one order on every device.
+"""Sums of directions with coefficients on CUDA, and whole steps along Gaussian directions: in one order everywhere.
 
     sum_k c_k v_k = (...((c_0 v_0) + c_1 v_1) + ...) + c_K-1 v_K-1
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 
 from ..ad import _torch
 from ..ad.run.replay import Replay
@@ -37,7 +37,8 @@ class MicroBatch(NamedTuple):
 class MicroBatches:
     """Steps of an optimizer of jetplane, or of any other one with forward gradients, with batches in parts.
 
-    ``estimate`` makes the gradients of an optimizer that needs them, by default one of the parameters that it moves.
+    ``estimate`` makes the gradients of an optimizer that needs them, by default one of the parameters that it moves,
+    with all processes.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, estimate: ForwardGradient | None = None) -> None:
@@ -49,9 +50,16 @@ class MicroBatches:
             raise ValueError(
                 f"compile is True for {name}, and a trainer makes a new program of each batch; expected compile=False."
             )
+        group = distributed.group.WORLD if distributed.is_available() and distributed.is_initialized() else None
         if not own and estimate is None:
-            leaves = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-            estimate = ForwardGradient(leaves)
+            leaves = [p for one in optimizer.param_groups for p in one["params"] if p.requires_grad]
+            estimate = ForwardGradient(leaves, process_group=group)
+        crew = getattr(optimizer, "_crew", None) if estimate is None else estimate.crew
+        if group is not None and group.size() > 1 and (crew is None or crew.processes is None):
+            raise ValueError(
+                f"there are {group.size()} processes, and {name if estimate is None else 'the estimate'} has no "
+                "process_group; expected process_group=torch.distributed.group.WORLD, for no gradient is averaged."
+            )
         self.optimizer, self.estimate = optimizer, estimate
         self._held: list[MicroBatch] = []
 
@@ -59,6 +67,11 @@ class MicroBatches:
     def gradients(self) -> bool:
         """Whether the optimizer steps along ``.grad``, which is to be found first."""
         return self.estimate is not None
+
+    @property
+    def _together(self) -> bool:
+        """Whether the optimizer's planes are those of several processes."""
+        return isinstance(self.optimizer, HyperplaneSearch) and self.optimizer._crew.processes is not None
 
     def hold(self, part: MicroBatch) -> None:
         """Keep a part of a batch for the step."""
@@ -78,7 +91,9 @@ class MicroBatches:
         apart = isinstance(self.optimizer, HorizonAdam)
         closures = [_closure(part, apart, has_aux) for part in parts]
         optimizer: Any = self.optimizer
-        loss: Tensor = optimizer.step(closures[0] if len(closures) == 1 else closures, has_aux=has_aux)
+        # a trainer averages parts and processes evenly, whatever samples they have
+        even = {"weight": [1.0] * len(parts)} if self._together else {}
+        loss: Tensor = optimizer.step(closures[0] if len(closures) == 1 else closures, has_aux=has_aux, **even)
         aux = optimizer.report.aux if has_aux else None
         return loss.detach(), aux if len(parts) == 1 else aux and aux[-1]
 

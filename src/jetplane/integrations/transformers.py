@@ -35,7 +35,8 @@ class ForwardTrainer(Trainer):
     ``max_grad_norm`` bounds the norm of the gradient, also HorizonAdam's where that has no ``clip`` of its own; planes
     have no gradient, and their ``clip`` bounds the step. HorizonAdam is evaluated with its averaged parameters, which
     are in the model after training. A log with the loss also has the numbers of the optimizer's report, as
-    ``jetplane_predicted``.
+    ``jetplane_predicted``. With several processes, as of torchrun, make the ``TrainingArguments`` first and give the
+    optimizer ``process_group=torch.distributed.group.WORLD``.
 
     Example:
         >>> import contextlib, io, tempfile
@@ -84,6 +85,7 @@ class ForwardTrainer(Trainer):
         optimizer = self._forward
         model.train()
         optimizer.train()
+        model = self.accelerator.unwrap_model(model)  # what averages gradients of processes has none to average
         inputs = self._prepare_inputs(inputs)
 
         def program() -> Tensor:

@@ -1,4 +1,4 @@
-"""Steps that are taken once more together: along normal directions, with one learning rate and nothing else.
+"""Steps that are taken once more together: along Gaussian directions, with one learning rate and nothing else.
 
 Such a step moves an entry by a function of its own number, the seed and the step. So many of them are taken by one
 kernel, which reads and writes a parameter once; and nothing has to be asked or looked at between them.

@@ -99,7 +99,7 @@ def step_error(system: str, k: int, model: str, depth: int, batch: int, device: 
     before = [leaf.detach().clone() for leaf in leaves]
 
     def no_gradient() -> list[Tensor]:
-        raise AssertionError("normal directions need no gradient")
+        raise AssertionError("Gaussian directions need no gradient")
 
     drawn = Gaussian(k).draw(Plane(0, 0, 0, leaves, no_gradient))
     rows = [drawn.rows(position, leaf.detach(), 0, k) for position, leaf in enumerate(leaves)]

@@ -35,7 +35,6 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         "bench",
         help="time the projected Hessian and whole steps against other ways to compute them",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Time the exact projected Hessian (loss, slope V g, curvature V H V^T), or whole steps of the\n"
         "optimizers, against the peers found on this machine: torch.func, forward-over-reverse products, JAX,\n"
         "torch-jet, and the code of the paper's authors.\n"
@@ -270,7 +269,7 @@ def _draw(rows: list[Row], laws: list[dict[str, Any]], out: Path) -> None:
         import matplotlib  # noqa: F401
     except ImportError:
         print(
-            "matplotlib is not installed, so there are no figures (pip install './lab[plots]' in a checkout).",
+            "matplotlib is not installed, so there are no figures; expected it beside the study, which names it.",
             file=sys.stderr,
         )
         return

@@ -18,7 +18,6 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         "data",
         help="show, check, fetch and export the datasets",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Show where the files of the datasets are found and whether their SHA-256 is right:\n"
         "\n"
         "  mnist          70,000 digits, 28 x 28: 60,000 to train on and 10,000 to test with\n"

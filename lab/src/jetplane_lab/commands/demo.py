@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from torch.nn import functional
 
 import jetplane as jp
 from jetplane.testing.oracle import double_backward
-from jetplane_lab import data, functions, report, rosenbrock
+from jetplane_lab import data, functions, inlined, plots, report, rosenbrock
 from jetplane_lab.devices import AUTO, HELP, device
 from jetplane_lab.records import Row
 from jetplane_lab.training import Config, Trainer
@@ -46,11 +46,11 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     """Enter the command into the command line."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "demo",
-        help="forward-only training, curvature and the Rosenbrock function, in three minutes",
+        help="forward-only training, curvature and the Rosenbrock function, in two minutes",
         description="Train a CNN on 6,000 digits with forward passes alone, by HorizonAdam, by Gauss-Newton search and "
         "by the paper's FGD, FoMoH and FoMoH-3D, and with backprop beside them; compare the curvature of "
         "small unmodified networks with double backward; minimise the Rosenbrock function with every method; and "
-        "write a report. Needs no network, and takes less than three minutes on two cores. What an earlier demo left "
+        "write a report. Needs no network, and takes about two minutes on two idle cores. What an earlier demo left "
         "in the folder is "
         "written anew.",
     )
@@ -69,14 +69,14 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         accuracies = train(arguments.out, arguments.epochs, arguments.device)
         print()
-        networks()
+        checked = networks()
         print()
         compared = minimise()
         print()
     finally:
         torch.set_num_threads(threads)
     records = report.read([arguments.out], report_command.warn)
-    report_command.write_page(records, arguments.out / "report.html", after=[compared])
+    report_command.write_page(records, arguments.out / "report.html", after=[checked, compared])
     print(f"{time.monotonic() - start:.0f} s\n")
     print(what_to_look_at(accuracies, arguments.out))
     return 0
@@ -91,7 +91,8 @@ def what_to_look_at(accuracies: list[tuple[str, float]], out: Path) -> str:
         f"- Unseen digits recognised after training with forward passes alone: {forward:.1%};\n"
         f"  with backprop: {backward:.1%}. The column `passes` is what a step costs.\n"
         "- The largest errors of slope and curvature are those of rounding.\n"
-        f"- {out / 'report.html'} has the curves; open it in a browser.\n"
+        f"- {out / 'report.html'} begins with the result, and has all\n"
+        "  curves against steps, passes and seconds; open it in a browser.\n"
         "Where to go on:\n"
         "- jetplane train quick          a forward-only run of your own, in seconds\n"
         "- jetplane rosenbrock --quick   the paper's test function\n"
@@ -151,8 +152,9 @@ def _clear(folder: Path, config: Config) -> None:
 # -- curvature of networks ----------------------------------------------------------------------------------------
 
 
-def networks(k: int = 3) -> None:
-    """One forward pass against double backward, on ordinary modules."""
+def networks(k: int = 3) -> report.Chapter:
+    """One forward pass against double backward, on ordinary modules: printed, and as a chapter of the page."""
+    found: list[tuple[str, list[report.Cell], _Line]] = []
     print(f"Loss, slope (K) and curvature (K x K) along K = {k} random directions, from one")
     rows = 1 + k + k * (k + 1) // 2
     print(f"forward pass. Each value carries 1 + K + K(K+1)/2 = {rows} rows: itself, its slopes,")
@@ -174,7 +176,68 @@ def networks(k: int = 3) -> None:
         error = max(_error(ours.slope, theirs.slope), _error(ours.curvature, theirs.curvature))
         size = sum(p.numel() for p in params.values())
         print(f"{name:<25}{size:>11,}{float(ours.loss):>9.4f}{float(ours.curvature[0, 0]):>17.4f}{error:>15.1e}")
+        numbers = (float(ours.loss), float(ours.slope[0]), float(ours.curvature[0, 0]))
+        cells = [report.Cell(name), report.Cell(f"{size:,}", size)]
+        cells += [report.Cell(f"{number:.4f}", number) for number in numbers] + [report.Cell(f"{error:.1e}", error)]
+        found.append((name, cells, _along(loss, params, directions, numbers)))
     print("\nThe error is relative to the largest entry, against double backward in float64.")
+    return _networks_chapter(found, k)
+
+
+class _Line(NamedTuple):
+    """The loss at places along a direction, and the parabola of one forward pass there."""
+
+    places: list[float]
+    losses: list[float]
+    parabola: list[float]
+
+
+def _along(
+    loss: Callable[[], Tensor], params: dict[str, nn.Parameter], directions: dict[str, Tensor], at: tuple[float, ...]
+) -> _Line:
+    value, slope, curvature = at
+    places = [0.2 * (step / 20 - 1) for step in range(41)]
+    losses = []
+    with torch.no_grad():
+        kept = {name: param.clone() for name, param in params.items()}
+        for place in places:
+            for name, param in params.items():
+                param.copy_(kept[name] + place * directions[name][0])
+            losses.append(float(loss()))
+        for name, param in params.items():
+            param.copy_(kept[name])
+    return _Line(places, losses, [value + slope * t + curvature * t * t / 2 for t in places])
+
+
+def _networks_chapter(found: list[tuple[str, list[report.Cell], _Line]], k: int) -> report.Chapter:
+    heads = ["network", "parameters", "loss (nats)", "slope along v1", "curvature along v1", "largest relative error"]
+    columns = [report.Column(head, number=place > 0) for place, head in enumerate(heads)]
+    worst = max(cells[-1].value or 0.0 for _, cells, _ in found)
+    text = (
+        f"Slope and curvature along K = {k} random directions, from one forward pass of unmodified networks, agree "
+        f"with double backward in float64: the largest error is {worst:.1e} of the largest entry."
+    )
+    caption = (
+        "The loss along the first direction, computed place by place, and the parabola of one forward pass at 0: "
+        "value, slope and curvature."
+    )
+    table = report.Table("Curvature", "", columns, [cells for _, cells, _ in found])
+    figures = [(f"{name}. {caption}", _parabola(line)) for name, _, line in found]
+    return report.Chapter("Exact curvature", text, figures, [table])
+
+
+def _parabola(line: _Line) -> inlined.Drawn:
+    from matplotlib.figure import Figure
+
+    with inlined.settings():
+        figure = Figure(figsize=(460 / 72, 300 / 72), dpi=72, layout="constrained")
+        axes = figure.subplots()
+        axes.plot(line.places, line.losses, color=inlined.COLOURS[1], linewidth=4, alpha=0.5, label="loss")
+        axes.plot(line.places, line.parabola, color=inlined.COLOURS[3], linestyle="--", label="parabola at 0")
+        axes.plot([0], [line.losses[len(line.losses) // 2]], "o", color=inlined.INK)
+        axes.set(xlabel="t, the distance along v1", ylabel="loss (nats)")
+        axes.legend(frameon=False)
+    return inlined.drawn(figure)
 
 
 def _models() -> Iterator[tuple[str, nn.Module, Tensor]]:
@@ -196,8 +259,8 @@ def _error(a: Tensor, b: Tensor) -> float:
 # -- the Rosenbrock function --------------------------------------------------------------------------------------
 
 
-def minimise() -> report.Table:
-    """The Rosenbrock function in 2D with every method from common starts, as a table that is printed, too."""
+def minimise() -> report.Chapter:
+    """The Rosenbrock function in 2D with every method from common starts, as a table that is printed and a chapter."""
     part = rosenbrock.comparison(functions.find("rosenbrock"), _SEEDS, _STEPS)
     rows: list[Row] = []
     for row in part.rows(()):
@@ -212,17 +275,39 @@ def minimise() -> report.Table:
     print(f"{'method':<18}" + "".join(f"{mark:>10}" for mark in _MARKS))
     for label, curve in curves.items():
         print(f"{label:<18}" + "".join(f"{curve[mark]:>10.1e}" for mark in _MARKS))
-    return _rosenbrock_table(curves)
+    return _rosenbrock_chapter(rows, curves)
 
 
-def _rosenbrock_table(curves: dict[str, list[float]]) -> report.Table:
+def _rosenbrock_chapter(rows: list[Row], curves: dict[str, list[float]]) -> report.Chapter:
+    entry = functions.find("rosenbrock")
+    single = list(rosenbrock.single_step(entry, 3000).rows(()))
     columns = [report.Column("method", number=False), *(report.Column(f"step {mark}") for mark in _MARKS)]
     body = [
         [report.Cell(label), *(report.Cell(f"{curve[mark]:.1e}", curve[mark]) for mark in _MARKS)]
         for label, curve in curves.items()
     ]
-    note = f"Median value over {_SEEDS} common starts; FoMoH-2D, FoMoH and FGD use forward passes only."
-    return report.Table("The Rosenbrock function in 2D", note, columns, body)
+    last = {label: f"{curve[-1]:.1e}" if curve[-1] else "0" for label, curve in curves.items()}
+    text = (
+        f"After {_STEPS} steps FoMoH-2D, which uses forward passes alone, is at {last['FoMoH-2D']}; Adam with backprop "
+        f"(learning rate {rosenbrock.ADAM_LR}) is at {last['Adam']}, and Newton, with the whole Hessian, at "
+        f"{last['Newton']}."
+    )
+    note = f"Median value over {_SEEDS} common starts. FoMoH-2D, FoMoH and FGD use forward passes only."
+    figures = [
+        (
+            f"Value against steps: the thick line is the median of {_SEEDS} common starts, the thin ones are the runs. "
+            f"FGD at learning rate {rosenbrock.LR:g} and twice that, SGD at {2 * rosenbrock.LR:g}, the others at 1.",
+            plots.inlined(lambda dark: plots.comparison(entry, rows, _STEPS, 2, dark)),
+        ),
+        (
+            "One step of each method from one point, many times: lines lead to the mean. FoMoH-2D steps where Newton "
+            "does, for two directions span the whole plane.",
+            plots.inlined(lambda dark: plots.single_step(entry, single, dark)),
+        ),
+    ]
+    return report.Chapter(
+        "The Rosenbrock function in 2D", text, figures, [report.Table("Rosenbrock", note, columns, body)]
+    )
 
 
 def _positive(text: str) -> int:

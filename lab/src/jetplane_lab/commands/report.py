@@ -20,10 +20,10 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         "report",
         help="make a page of runs, beside the paper's tables",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Read the runs under RUNS and write one HTML page that needs no other file: the paper's tables\n"
-        "with ours beside theirs, the training curves, the paper's claims answered, cost against backprop, and\n"
-        "what it took to reach given accuracies. Runs that differ in the seed alone are one row.\n"
+        description="Read the runs under RUNS and write one HTML page that needs no other file: the result in a\n"
+        "sentence and a figure, curves against steps, passes and seconds, the paper's tables with ours beside\n"
+        "theirs, its claims answered, cost against backprop, and what it took to reach given accuracies.\n"
+        "Runs that differ in the seed alone are one row.\n"
         "\n"
         "RUNS are run folders, folders that hold some, and JSON files made with --json. What is damaged is\n"
         "named and left out; runs that are going on are shown as such.",
@@ -37,6 +37,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     add("--out", type=Path, default=Path("report.html"), metavar="FILE", help="the page (default: %(default)s)")
     add("--markdown", type=Path, metavar="FILE", help="write the tables as Markdown, too")
     add("--json", type=Path, metavar="DIR", help="write each run to DIR as JSON with a few hundred epochs, too")
+    add("--export", type=Path, metavar="DIR", help="write every table as CSV and every figure as SVG, too")
     add("--points", type=_positive, default=300, metavar="N", help="epochs kept by --json (default: %(default)s)")
     add("--open", action="store_true", help="open the page in a browser")
     return parser
@@ -49,6 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.markdown is not None:
         files.write(arguments.markdown, report.markdown(records).encode())
         print(f"tables: {arguments.markdown}")
+    if arguments.export is not None:
+        print(f"tables and figures: {len(report.export(records, arguments.export))} files in {arguments.export}")
     if arguments.json is not None:
         names = _names(records)
         for record, name in zip(records, names, strict=True):
@@ -60,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def write_page(records: Sequence[report.RunRecord], path: Path, after: Sequence[report.Table] = ()) -> None:
+def write_page(records: Sequence[report.RunRecord], path: Path, after: Sequence[report.Chapter] = ()) -> None:
     """Write the page and say where it is."""
     files.write(path, report.page(records, after=after).encode())
     print(f"report: {path}")

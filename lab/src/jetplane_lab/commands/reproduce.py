@@ -34,7 +34,6 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         "reproduce",
         help="train all rows of the paper's tables, and write the report",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Train every row of the paper's tables with its hyper-parameters and seeds, and write the report.\n"
         "Rows that are finished in DIR are not trained again, and those that were stopped go on.\n"
         "\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import platform
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -25,7 +26,6 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         "rosenbrock",
         help="compare the optimizers on the Rosenbrock function, or another",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Run the Rosenbrock study and write its data (JSONL), figures (PNG, SVG) and one HTML page:\n"
         "\n"
         "  single-step  samples of a step of FGD, FoMoH and FoMoH-2D in 2D, with FoMoH-BP and Newton; histograms\n"
@@ -33,7 +33,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         "  planes       FoMoH-KD for every K, and Newton, in D dimensions\n"
         "  descending   the same with a solver that never ascends\n"
         "\n"
-        "Rows that are already in DIR with the same settings are not run again. Figures need matplotlib.",
+        "Rows that are already in DIR with the same settings are not run again.",
         epilog="examples:\n"
         "  jetplane rosenbrock --quick                      a look in half a minute\n"
         "  jetplane rosenbrock --out runs/rosenbrock        the whole study, some minutes\n"
@@ -175,7 +175,12 @@ class _Bar:
         line = f"{self.name:<12} [{'#' * filled}{'.' * (24 - filled)}] {self.done}/{self.total} {seconds:.0f} s{left}"
         if sys.stderr.isatty():
             end = "\n" if self.done == self.total else ""
-            print(f"\r\033[K{line}  {what}"[:110], end=end, file=sys.stderr, flush=True)
+            print(
+                f"\r\033[K{f'{line}  {what}'[: shutil.get_terminal_size().columns - 1]}",
+                end=end,
+                file=sys.stderr,
+                flush=True,
+            )
         elif self.done == self.total or 4 * self.done // self.total > self._shown:
             self._shown = 4 * self.done // max(1, self.total)
             print(line, file=sys.stderr, flush=True)

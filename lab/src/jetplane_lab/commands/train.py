@@ -35,7 +35,6 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         "train",
         help="train a model forward-only, with one of the paper's rows, or with any method",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Train a model, and record the run in a folder: config, metrics of every epoch, checkpoints.\n"
         "\n"
         "PRESET names a row of the paper's tables with its hyper-parameters; every option overrides it:\n"

@@ -8,6 +8,7 @@ import math
 import multiprocessing
 import os
 import shlex
+import shutil
 import signal
 import sys
 import time
@@ -31,7 +32,6 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         "tune",
         help="search the learning rate and the batch size of a preset with Optuna",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Train a preset many times, with other learning rates and batch sizes, on all but 5,000 of the\n"
         "training digits, and score each trial by its lowest validation NLL on those 5,000. Trials that are worse\n"
         "than the median after the first fifth of their epochs are pruned. One that diverges gets the worst score.\n"
@@ -247,7 +247,7 @@ class _Progress:
 
     def _show(self, line: str) -> None:
         if self._follow:
-            print(f"\r\033[K{line}"[:118], end="", file=sys.stderr, flush=True)
+            print(f"\r\033[K{line[: shutil.get_terminal_size().columns - 1]}", end="", file=sys.stderr, flush=True)
 
 
 def _verdict(entry: tuning.Entry) -> str:

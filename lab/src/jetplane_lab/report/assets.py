@@ -41,12 +41,17 @@ th[aria-sort=descending] button::after { content: " \\25BC"; font-size: .7em; }
 figure { margin: 1rem 0; position: relative; } figcaption { color: var(--soft); font-size: .9rem; max-width: 48rem; }
 .panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 25rem), 1fr)); gap: .4rem 1rem; }
 .panel { width: 100%; height: auto; touch-action: pan-y; }
-.panel text { fill: var(--soft); font-size: 11.5px; }
-.panel .title { fill: var(--ink); font-size: 13px; font-weight: 600; }
-.grid { stroke: var(--rule); stroke-width: .7; fill: none; } .cursor { stroke: var(--soft); stroke-dasharray: 2 2; }
+.lead { font-size: 1.12rem; max-width: 56rem; margin: .6rem 0; }
+.choice { color: var(--soft); font-size: .9rem; }
+.choice label { margin-left: .6rem; color: var(--ink); cursor: pointer; }
+.curves:has(input[value=steps]:checked) .panels:not(.by-steps),
+.curves:has(input[value=passes]:checked) .panels:not(.by-passes),
+.curves:has(input[value=seconds]:checked) .panels:not(.by-seconds) { display: none; }
+.save { all: unset; cursor: pointer; color: var(--soft); font-size: .8rem; text-decoration: underline; }
+.save:focus-visible { outline: 2px solid var(--c1); outline-offset: 2px; }
+.cursor { stroke: var(--soft); stroke-dasharray: 2 2; }
 .mean { fill: none; stroke: currentColor; stroke-width: 1.7; stroke-linejoin: round; stroke-linecap: round; }
-.dots { fill: none; stroke: currentColor; stroke-width: 5; stroke-linecap: round; }
-.band { fill: currentColor; opacity: .15; stroke: none; } .off { display: none; }
+.off { display: none; }
 .d1 .mean { stroke-dasharray: 6 3; stroke-linecap: butt; } .d2 .mean { stroke-dasharray: 2 2.5; stroke-linecap: butt; }
 .d3 .mean { stroke-dasharray: 9 3 2 3; stroke-linecap: butt; }
 .c0 { color: var(--c0); } .c1 { color: var(--c1); } .c2 { color: var(--c2); } .c3 { color: var(--c3); }
@@ -62,14 +67,18 @@ figure { margin: 1rem 0; position: relative; } figcaption { color: var(--soft); 
 @media (max-width: 45rem) {
   .claims thead { display: none; } .claims td { display: block; border: 0; padding: .1rem 0; }
   .claims tr { display: block; border-bottom: 1px solid var(--rule); padding: .4rem 0; }
-  .sort td:first-child, .sort th[data-column="0"] { position: sticky; left: 0; background: var(--paper); }
-  .sort td:first-child { white-space: normal; }
+  .sort thead { display: none; } .sort, .sort tbody, .sort tr { display: block; }
+  .sort tr { border-bottom: 2px solid var(--rule); padding: .4rem 0; }
+  .sort td { display: flex; justify-content: space-between; gap: 1rem; padding: .1rem 0; text-align: right; }
+  .sort td.n { white-space: normal; } .sort td small { display: inline; margin-left: .3rem; }
+  .sort td::before { content: attr(data-label); color: var(--soft); font-weight: 400; text-align: left; }
+  .sort td:first-child { text-align: left; white-space: normal; } .sort td:first-child::before { content: none; }
 }
 @media print {
   :root { color-scheme: light; --ink: #000; --soft: #444; --paper: #fff; --rule: #bbb; --tint: #f2f2f2; --yes: #00593f;
     --no: #8a3300; --c0: #b87700; --c1: #0072b2; --c2: #008560; --c3: #c45600; --c4: #a84a80; --c5: #222; --c6: #777; }
   html { font-size: 9pt; } body { max-width: none; padding: 0; font-size: 9.5pt; } h2, h3 { break-after: avoid; }
-  .readout, nav { display: none; }
+  .readout, nav, .save, .choice { display: none; }
   tr, .panel, .legend { break-inside: avoid; } .wide { overflow: visible; } table { font-size: 7.5pt; }
   th, td { padding: .15rem .3rem; } td.n, th.n { white-space: normal; } .panels { grid-template-columns: 1fr 1fr; }
 }
@@ -105,7 +114,7 @@ for (const figure of document.querySelectorAll('figure.curves')) {
     const row = +key.dataset.row, off = !hidden.has(row);
     off ? hidden.add(row) : hidden.delete(row);
     key.setAttribute('aria-pressed', String(!off));
-    figure.querySelectorAll(`.line[data-row="${row}"]`).forEach(line => line.classList.toggle('off', off));
+    figure.querySelectorAll(`.panel .line[data-row="${row}"]`).forEach(line => line.classList.toggle('off', off));
   });
   const box = document.createElement('div');
   box.className = 'readout'; box.hidden = true; figure.append(box);
@@ -120,18 +129,18 @@ for (const figure of document.querySelectorAll('figure.curves')) {
       const rect = panel.getBoundingClientRect(), scale = panel.viewBox.baseVal.width / rect.width;
       const share = ((event.clientX - rect.left) * scale - left) / inner;
       if (share < 0 || share > 1) return leave();
-      const epoch = log ? first * (last / first) ** share : first + share * (last - first);
+      const at = log ? first * (last / first) ** share : first + share * (last - first);
       const lines = [];
       for (const row of shown) {
-        const one = data.rows[row].curves[d.metric];
-        if (hidden.has(row) || !one || epoch > one.e[one.e.length - 1] * 1.02 + 1) continue;
+        const one = data.rows[row].curves[d.metric], e = one && (one.at || data.rows[row].curves.at)[d.axis];
+        if (hidden.has(row) || !e || !e.length || at > e[e.length - 1] * 1.02 + 1) continue;
         let i = 0;
-        while (i + 1 < one.e.length && Math.abs(one.e[i + 1] - epoch) <= Math.abs(one.e[i] - epoch)) i++;
-        lines.push([one.m[i], data.rows[row].label, one.s && one.s[i], data.rows[row].style, one.e[i]]);
+        while (i + 1 < e.length && Math.abs(e[i + 1] - at) <= Math.abs(e[i] - at)) i++;
+        lines.push([one.m[i], data.rows[row].label, one.s && one.s[i], data.rows[row].style]);
       }
       if (!lines.length) return leave();
       lines.sort((a, b) => b[0] - a[0]);
-      box.replaceChildren(...[`epoch ${Math.round(epoch)}`].concat(lines).map(line => {
+      box.replaceChildren(...[`${d.axis}: ${at < 10 ? at.toPrecision(2) : Math.round(at)}`].concat(lines).map(line => {
         const div = document.createElement('div');
         if (typeof line === 'string') { div.textContent = line; div.style.fontWeight = 600; return div; }
         div.className = line[3];
@@ -147,4 +156,37 @@ for (const figure of document.querySelectorAll('figure.curves')) {
     });
   }
 }
+function save(after, name, type, made) {
+  const button = document.createElement('button');
+  Object.assign(button, {type: 'button', className: 'save'});
+  button.textContent = `save as ${name.split('.').pop().toUpperCase()}`;
+  button.addEventListener('click', () => {
+    const link = document.createElement('a');
+    link.href = URL.createObjectURL(new Blob([made()], {type})); link.download = name; link.click();
+    URL.revokeObjectURL(link.href);
+  });
+  after.append(button);
+}
+const cleaned = text => text.toLowerCase().replace(/[^a-z0-9]+/g, '-').replace(/^-|-$/g, '');
+document.querySelectorAll('.wide').forEach((box, number) => {
+  const table = box.querySelector('table'), name = `table-${number + 1}.csv`;
+  const quoted = cell => `"${cell.replaceAll('"', '""').trim()}"`;
+  save(box, name, 'text/csv', () => {
+    const heads = [...table.querySelectorAll('th:not([colspan])')];
+    const named = [...(table.tBodies[0].rows[0] || {cells: []}).cells];
+    const first = named.length && named.every(cell => cell.dataset.label)
+      ? named.map(cell => cell.dataset.label) : heads.map(head => head.textContent);
+    return [first, ...[...table.tBodies[0].rows].map(row => [...row.cells].map(cell => cell.textContent))]
+      .map(row => row.map(quoted).join(',')).join('\\r\\n') + '\\r\\n'; });
+});
+document.querySelectorAll('svg.panel').forEach((panel, number) => {
+  const box = document.createElement('div');
+  panel.replaceWith(box); box.append(panel);
+  save(box, `figure-${number + 1}.svg`, 'image/svg+xml', () => {
+    const style = getComputedStyle(document.documentElement), copy = panel.cloneNode(true);
+    copy.setAttribute('xmlns', 'http://www.w3.org/2000/svg');
+    copy.style.background = style.getPropertyValue('--paper');
+    return new XMLSerializer().serializeToString(copy)
+      .replace(/var\\((--[\\w]+)\\)/g, (_, name) => style.getPropertyValue(name).trim()); });
+});
 """

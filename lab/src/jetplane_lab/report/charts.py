@@ -1,185 +1,267 @@
-"""Training curves as SVG in the page: lines over epochs with bands of one standard deviation.
+"""Training curves, drawn by matplotlib and put into the page as SVG: lines with bands of one standard deviation.
 
-Drawn here and not by a plotting library: the page needs no other file or package, text stays text, and colours follow
-the reader's light or dark setting through CSS variables. Epochs are on a logarithmic axis once there are many, and
-accuracies on the logarithm of their error, which keeps 0.97 and 0.98 as far apart as 0.94 and 0.96.
+Each metric has a panel over steps, over passes and over seconds; the page shows those of the axis that is chosen. Axes
+span large ranges on a logarithm. Accuracies are drawn as errors, in per cent: on a logarithm they keep 97% and 98% as
+far apart as 94% and 96%.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
-from ..markup import Markup, anchor, fill, join
-from .groups import METRICS, Curve, Group
+from ..inlined import COLOURS, INK, PAPER, SOFT, Drawn, drawn, settings
+from ..markup import Markup, fill, join
+from .groups import AXES, METRICS, Curve, Group, Section
 
-__all__ = ["POINTS", "figure", "style_class"]
+__all__ = ["POINTS", "Panel", "cost_of_steps", "figure", "panels", "results", "style_class", "value"]
 
-POINTS = 160  # of a line: more would not show on half of a page
+POINTS = 120  # of a line: more would not show on half of a page
 _WIDTH, _HEIGHT = 460, 300
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 10, 26, 36
-_DOTTED = 20  # up to so many epochs each is marked
-_LEAST_ERROR = 1e-4  # an accuracy of 1 has no place on a logarithm of the error
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 26, 40
+_DOTTED = 20  # up to so many points each is marked
+_LEAST_ERROR, _LEAST_NLL = 0.01, 1e-4  # in per cent, in nats: 0 has no place on a logarithm
 _HIGHEST_NLL = 5.0  # a guess at random has 2.3; what is far above leaves the panel
+_LOG_FROM = 30.0  # an axis whose ends are so many times apart is logarithmic
 
-_COLOURS = {"fgd": 0, "fomoh": 1, "fomoh-bp": 4, "backprop": 5, "sgd": 5, "adam": 6}
-_COLOURS |= {"gauss-newton": 8, "forward-sgd": 7, "forward-adam": 9, "horizon": 10}
+_METHODS = {"fgd": 0, "fomoh": 1, "fomoh-bp": 4, "backprop": 5, "sgd": 5, "adam": 6}
+_METHODS |= {"gauss-newton": 8, "forward-sgd": 7, "forward-adam": 9, "horizon": 10, "mezo": 3, "fzoo": 2}
 _PLANES = (2, 3, 7, 8)  # FoMoH-2D, -3D and larger
-_DASHES = ("", "6 3", "2 2.5", "9 3 2 3")
+_DASHES: tuple[Any, ...] = ("-", (0, (4, 2)), (0, (1.4, 1.6)), (0, (6, 2, 2, 2)))
 
 
-class _Axis(NamedTuple):
-    """A scale: from a value to 0..1, and where its ticks are."""
-
-    place: Callable[[float], float]
-    ticks: list[tuple[float, str]]
-
-
-def style_class(group: Group, among: Sequence[Group]) -> str:
-    """The classes of a line: its colour is the method's, its dashes tell rows of one method apart."""
+def _style(group: Group, among: Sequence[Group]) -> tuple[int, int]:
+    """Numbers of a line's colour, which is the method's, and dashes, which tell rows of one method apart."""
     method, k = group.config.method, group.config.k
-    colour = _PLANES[min(max(k, 2), 5) - 2] if method == "fomoh-kd" else _COLOURS[method]
+    colour = _PLANES[min(max(k, 2), 5) - 2] if method == "fomoh-kd" else _METHODS[method]
     if method == "fgd" and k > 1:
         colour = 7
     same = [other for other in among if (other.config.method, other.config.k) == (method, k)]
     dash = same.index(group) % len(_DASHES)
     # a schedule is dashed even where the row without it is missing
-    return f"c{colour} d{dash or 1 if group.scheduled else dash}"
+    return colour, dash or 1 if group.scheduled else dash
 
 
-def figure(key: str, groups: Sequence[Group], among: Sequence[Group], caption: str) -> Markup:
-    """Four panels with a legend. ``key`` names the curves' data in the page; rows are numbered as in ``among``."""
-    rows = [(among.index(group), group) for group in groups]
+def style_class(group: Group, among: Sequence[Group]) -> str:
+    """The classes of a line's key."""
+    colour, dash = _style(group, among)
+    return f"c{colour} d{dash}"
+
+
+def value(metric: str, number: float) -> float:
+    """What is drawn: a loss, or the error in per cent."""
+    return 100 * (1 - number) if metric.endswith("accuracy") else number
+
+
+def title(metric: str) -> str:
+    """What a panel shows, with its unit."""
+    name = METRICS[metric]
+    return f"{name.removesuffix('accuracy')}error (%)" if name.endswith("accuracy") else f"{name} (nats)"
+
+
+# -- curves -------------------------------------------------------------------------------------------------------
+
+
+class Panel(NamedTuple):
+    """One drawing: its metric and axis, and the SVG."""
+
+    metric: str
+    axis: str
+    drawing: Drawn
+    attributes: dict[str, object]
+
+    def inline(self) -> Markup:
+        """The element of the page, with what the read-outs need."""
+        named = " ".join(f"data-{name}='{{{name}}}'" for name in self.attributes if name != "about")
+        return self.drawing.inline(f"class=panel {named} aria-label='{{about}}'", **self.attributes)
+
+
+def figure(key: str, section: Section, found: Sequence[Panel], caption: str) -> Markup:
+    """The panels with a legend and a choice of the axis. ``key`` names the curves' data in the page."""
+    groups = section.groups
     one = (
         "<li><button type=button class='key {style}' data-row={number} aria-pressed=true>"
         "<svg viewBox='0 0 28 10' aria-hidden=true><path class=mean d='M1 5H27'/></svg>{label}</button></li>"
     )
+    choice = (
+        "<label><input type=radio name='{key}-axis' value={axis}{checked}> {name}</label>",
+        "<div class='panels by-{axis}'>{panels}</div>",
+    )
+    axes = [axis for axis in AXES if any(panel.axis == axis for panel in found)]
     return fill(
-        "<figure class=curves data-curves='{key}'><ul class=legend>{keys}</ul>"
-        "<div class=panels>{panels}</div><figcaption>{caption}</figcaption></figure>",
+        "<figure class=curves data-curves='{key}'><div class=choice>against {axes}</div><ul class=legend>{keys}</ul>"
+        "{panels}<figcaption>{caption}</figcaption></figure>",
         key=key,
-        keys=join(fill(one, style=style_class(g, among), number=number, label=g.label) for number, g in rows),
-        panels=join(_panel(key, metric, title, rows, among) for metric, title in METRICS.items()),
+        axes=join(
+            fill(choice[0], key=key, axis=axis, name=axis, checked=Markup(" checked" * (axis == axes[0])))
+            for axis in axes
+        ),
+        keys=join(fill(one, style=style_class(g, groups), number=n, label=g.label) for n, g in enumerate(groups)),
+        panels=join(
+            fill(choice[1], axis=axis, panels=join(panel.inline() for panel in found if panel.axis == axis))
+            for axis in axes
+        ),
         caption=caption,
     )
 
 
-def _panel(key: str, metric: str, title: str, rows: Sequence[tuple[int, Group]], among: Sequence[Group]) -> Markup:
-    curves = [(number, group, group.curve(metric, POINTS)) for number, group in rows]
-    curves = [(number, group, curve) for number, group, curve in curves if curve.epochs]
+def panels(section: Section) -> list[Panel]:
+    """A panel of each metric over each axis that was recorded."""
+    return [panel for axis in AXES for metric in METRICS if (panel := _panel(metric, axis, section.groups)) is not None]
+
+
+def _panel(metric: str, axis: str, groups: Sequence[Group]) -> Panel | None:
+    from matplotlib.figure import Figure
+
+    curves = [(number, group, group.curve(metric, POINTS)) for number, group in enumerate(groups)]
+    curves = [(number, group, curve) for number, group, curve in curves if curve.epochs and curve.along[axis]]
     if not curves:
-        return fill("<p class=soft>No {title} was recorded.</p>", title=title)
-    epochs = [epoch for _, _, curve in curves for epoch in (curve.epochs[0], curve.epochs[-1])]
-    values = [value for _, _, curve in curves for value in curve.mean]
-    x = _epoch_axis(min(epochs), max(epochs))
-    y = _accuracy_axis(values) if metric.endswith("accuracy") else _nll_axis(values)
-    inner_w, inner_h = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
-    scale = "log" if max(epochs) >= _LOG_FROM else "linear"
-    return fill(
-        f"<svg class=panel viewBox='0 0 {_WIDTH} {_HEIGHT}' role=img data-metric='{{metric}}' data-scale={scale} "
-        f"data-first={min(epochs)} data-last={max(epochs)} data-left={_LEFT} data-inner={inner_w} "
-        "aria-label='{title} over epochs: {described}'>"
-        f"<text class=title x={_LEFT} y=15>{{title}}</text>{{grid}}"
-        f"<clipPath id='{{clip}}'><rect x={_LEFT} y={_TOP} width={inner_w} height={inner_h} /></clipPath>"
-        "<g clip-path='url(#{clip})'>{lines}</g>"
-        f"<text class=axis x={_LEFT + inner_w / 2:g} y={_HEIGHT - 4} text-anchor=middle>epoch</text></svg>",
-        metric=metric,
-        title=title,
-        described="; ".join(f"{group.label} ends at {curve.mean[-1]:.4g}" for _, group, curve in curves),
-        grid=join(_grid(x, y)),
-        clip=f"clip-{anchor(key)}-{len(rows)}-{metric}",
-        lines=join(_line(number, style_class(group, among), curve, x, y) for number, group, curve in curves),
-    )
+        return None
+    places = [x for _, _, curve in curves for x in (curve.along[axis][0], curve.along[axis][-1])]
+    first, last = min(places), max(places)
+    log = first > 0 and last / first >= _LOG_FROM
+    last = last if last > first else first + 1
+    with settings():
+        drawing = Figure(figsize=(_WIDTH / 72, _HEIGHT / 72), dpi=72)
+        inner = (_WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM)
+        axes = drawing.add_axes((_LEFT / _WIDTH, _BOTTOM / _HEIGHT, inner[0] / _WIDTH, inner[1] / _HEIGHT))
+        for number, group, curve in curves:
+            _line(axes, number, _style(group, groups), curve.along[axis], _shown(metric, curve))
+        axes.set_title(title(metric), loc="left", fontweight="bold")
+        axes.set_xlabel(AXES[axis].label)
+        axes.set_xlim(first, last)
+        _scale(axes, "x", (first, last), log, most=6)
+        low, high = _limits(metric, [value(metric, mean) for _, _, curve in curves for mean in curve.mean])
+        axes.set_ylim(low, high)
+        _scale(axes, "y", (low, high), True, most=8)
+    attributes: dict[str, object] = {
+        **{"metric": metric, "axis": axis, "scale": "log" if log else "linear", "first": first, "last": last},
+        **{"left": _LEFT, "inner": inner[0]},
+        "about": f"{title(metric)} over {AXES[axis].label}: "
+        + "; ".join(f"{group.label} ends at {value(metric, curve.mean[-1]):.4g}" for _, group, curve in curves),
+    }
+    return Panel(metric, axis, drawn(drawing), attributes)
 
 
-def _line(number: int, style: str, curve: Curve, x: _Axis, y: _Axis) -> Markup:
-    def point(epoch: float, value: float) -> str:
-        return f"{_across(x.place(epoch)):.1f} {_down(y.place(value)):.1f}"
-
-    mean = "L".join(point(e, m) for e, m in zip(curve.epochs, curve.mean, strict=True))
-    band = ""
-    if not math.isnan(curve.std[0]) and len(curve.epochs) > 1:
-        rows = list(zip(curve.epochs, curve.mean, curve.std, strict=True))
-        edge = [point(e, m + s) for e, m, s in rows] + [point(e, m - s) for e, m, s in reversed(rows)]
-        band = f"<path class=band d='M{'L'.join(edge)}Z'/>"
-    dots = f"<path class=dots d='M{mean.replace('L', 'h0M')}h0'/>" if len(curve.epochs) <= _DOTTED else ""
-    drawn = Markup(f"{band}<path class=mean d='M{mean}'/>{dots}")  # of numbers alone
-    return fill("<g class='line {style}' data-row={number}>{drawn}</g>", style=style, number=number, drawn=drawn)
+def _shown(metric: str, curve: Curve) -> tuple[list[float], list[float]]:
+    """The line and its spread in what is drawn."""
+    scale, least = (100, _LEAST_ERROR) if metric.endswith("accuracy") else (1, _LEAST_NLL)
+    return [max(value(metric, mean), least) for mean in curve.mean], [scale * std for std in curve.std]
 
 
-def _across(share: float) -> float:
-    return _LEFT + share * (_WIDTH - _LEFT - _RIGHT)
+def _line(axes: Any, number: int, style: tuple[int, int], x: list[float], y: tuple[list[float], list[float]]) -> None:
+    colour, dash = COLOURS[style[0]], _DASHES[style[1]]
+    means, stds = y
+    if not math.isnan(stds[0]) and len(means) > 1:
+        low = [max(m - s, _LEAST_NLL) for m, s in zip(means, stds, strict=True)]
+        high = [m + s for m, s in zip(means, stds, strict=True)]
+        band = axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+        band.set_gid(f"row-{number}")
+    marker = "o" if len(means) <= _DOTTED else None
+    (line,) = axes.plot(x, means, color=colour, linestyle=dash, linewidth=1.7, marker=marker, markersize=4)
+    line.set_gid(f"row-{number}")
 
 
-def _down(share: float) -> float:
-    share = min(max(share, -1.0), 2.0)  # far outside of the clip, but not at infinity
-    return _HEIGHT - _BOTTOM - share * (_HEIGHT - _TOP - _BOTTOM)
+def _limits(metric: str, values: Sequence[float]) -> tuple[float, float]:
+    low, high = max(min(values), _LEAST_ERROR if metric.endswith("accuracy") else _LEAST_NLL), max(values)
+    high = max(low * 1.01, high if metric.endswith("accuracy") else min(high, _HIGHEST_NLL))
+    return low / 1.08, high * 1.08
 
 
-def _grid(x: _Axis, y: _Axis) -> Iterator[Markup]:
-    bottom, right = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
-    for value, text in x.ticks:
-        at = _across(x.place(value))
-        yield Markup(f"<path class=grid d='M{at:.1f} {_TOP}V{bottom}'/>")
-        yield fill(f"<text class=tick x={at:.1f} y={bottom + 15} text-anchor=middle>{{text}}</text>", text=text)
-    for value, text in y.ticks:
-        at = _down(y.place(value))
-        yield Markup(f"<path class=grid d='M{_LEFT} {at:.1f}H{right}'/>")
-        yield fill(f"<text class=tick x={_LEFT - 6} y={at + 4:.1f} text-anchor=end>{{text}}</text>", text=text)
+def _scale(axes: Any, which: str, ends: tuple[float, float], log: bool, most: int) -> None:
+    """A linear or logarithmic axis with at most so many ticks, at round numbers."""
+    from matplotlib import ticker
+
+    axis, (low, high) = getattr(axes, f"{which}axis"), ends
+    if log:
+        axes.set(**{f"{which}scale": "log"})
+        axis.set_major_locator(ticker.FixedLocator(list(_round(low, high, most))))
+        axis.set_minor_locator(ticker.NullLocator())
+    else:
+        axis.set_major_locator(ticker.MaxNLocator(most, integer=high - low >= most))
+    axis.set_major_formatter(ticker.FuncFormatter(lambda number, _: _short(number)))
+    axis.set_tick_params(length=3)
 
 
-# -- axes ---------------------------------------------------------------------------------------------------------
-
-_LOG_FROM = 40  # epochs from which their axis is logarithmic
-
-
-def _epoch_axis(first: int, last: int) -> _Axis:
-    last = max(last, first + 1)
-    if last >= _LOG_FROM:
-        low, high = math.log(first), math.log(last)
-        ticks = [b * 10**e for e in range(7) for b in (1, 3) if first <= b * 10**e <= last]
-        return _Axis(lambda v: (math.log(v) - low) / (high - low), [(t, f"{t}") for t in ticks])
-    step = max(1, math.ceil((last - first) / 8))
-    return _Axis(lambda v: (v - first) / (last - first), [(t, f"{t}") for t in range(first, last + 1, step)])
-
-
-def _nll_axis(values: Sequence[float]) -> _Axis:
-    """A logarithmic axis with a margin, its ticks at 1, 2, 5 and so on."""
-    low, high = min(values), min(max(values), _HIGHEST_NLL)
-    low, high = math.log(max(low, 1e-9) / 1.08), math.log(max(high, low * 1.01, 1e-9) * 1.08)
-    dense: Sequence[float] = (
-        (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9)
-        if high - low < 1.5
-        else (1, 1.5, 2, 3, 5, 7)
-        if high - low < 3
-        else (1, 2, 5)
-        if high - low < 6
-        else (1,)
-    )
-    if high - low < 1:
-        dense = [i / 10 for i in range(10, 100, 1 if high - low < 0.2 else 2)]
-    ticks = [round(d * 10.0**e, 12) for e in range(-9, 2) for d in dense]
-    return _spaced(lambda v: (math.log(max(v, 1e-9)) - low) / (high - low), ticks, lambda t: f"{t:g}")
+def _round(low: float, high: float, most: int) -> Iterator[float]:
+    """Round numbers between two: as dense a choice among decades as fits."""
+    dense: tuple[Sequence[float], ...] = ([n / 100 for n in range(100, 1000, 2)], [n / 20 for n in range(20, 200)])
+    dense = (*dense, [n / 10 for n in range(10, 100)], [n / 10 for n in range(10, 100, 2)])
+    dense = (*dense, [1, 1.5, *range(2, 10)], [1, 1.5, 2, 3, 4, 5, 7], [1, 2, 3, 5, 7], [1, 2, 5], [1, 3], [1])
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    found: list[float] = []
+    for among in dense:
+        found = [n * 10.0**e for e in decades for n in among if low <= n * 10.0**e <= high]
+        if len(found) <= most:
+            break
+    yield from found
 
 
-def _accuracy_axis(values: Sequence[float]) -> _Axis:
-    """Logarithm of the error, labelled with accuracies."""
+def _short(number: float) -> str:
+    """A number on an axis.
 
-    def place(value: float) -> float:
-        return -math.log(max(1 - value, _LEAST_ERROR))
+    >>> [_short(number) for number in (0.05, 2.0, 1500.0, 30000.0, 2e6)]
+    ['0.05', '2', '1500', '30k', '2M']
+    """
+    for size, name in ((1e6, "M"), (1e3, "k")):
+        if number >= 10_000 and number >= size:
+            return f"{number / size:g}{name}"
+    return f"{number:.4g}"
 
-    low, high = place(min(values)) - 0.05, place(max(values)) + 0.08
-    fine = [i / 1000 for i in range(0, 900, 100)] + [i / 1000 for i in range(900, 1000, 10)]
-    fine += [0.85, 0.905, 0.915, 0.925, 0.975, 0.985, 0.995, 0.997, 0.998, 0.999, 0.9995, 0.9999]
-    return _spaced(lambda v: (place(v) - low) / (high - low), sorted(fine), lambda t: f"{t:g}")
+
+# -- the result ---------------------------------------------------------------------------------------------------
 
 
-def _spaced(place: Callable[[float], float], ticks: Sequence[float], text: Callable[[float], str]) -> _Axis:
-    """An axis with those of the ticks that lie on it and have room for their label, round numbers first."""
-    room = 20 / (_HEIGHT - _TOP - _BOTTOM)
-    kept: list[float] = []
-    for tick in sorted(ticks, key=lambda t: (len(text(t)), t)):
-        if 0 <= place(tick) <= 1 and all(abs(place(tick) - place(other)) >= room for other in kept):
-            kept.append(tick)
-    return _Axis(place, [(tick, text(tick)) for tick in sorted(kept)])
+def results(section: Section) -> Drawn:
+    """The error of every row at the last epoch, the best first, with backprop's as a line."""
+    rows = [(group, group.final("validation_accuracy")) for group in section.ranked]
+    shown = [(group, value("validation_accuracy", s.mean), 100 * s.std) for group, s in rows]
+    texts = [f"{error:.2f}" + (f" ± {std:.2f}" if not math.isnan(std) else "") + "%" for _, error, std in shown]
+    base = section.baseline
+    line = next((error for group, error, _ in shown if group is base), None)
+    return _dots(section, shown, texts, "Error on validation (%) after the last epoch: less is better", line)
+
+
+def cost_of_steps(section: Section) -> Drawn:
+    """What a step of every row costs, in the same order."""
+    shown = [(group, group.passes_per_epoch, math.nan) for group in section.ranked]
+    shown = [row for row in shown if not math.isnan(row[1])]
+    line = next((passes for group, passes, _ in shown if group is section.baseline), None)
+    texts = [f"{passes:.1f} passes" for _, passes, _ in shown]
+    return _dots(section, shown, texts, "Cost of a step (forward passes of its batch)", line)
+
+
+def _dots(
+    section: Section, rows: Sequence[tuple[Group, float, float]], texts: list[str], heading: str, line: float | None
+) -> Drawn:
+    """A dot for each row, with its name and number above it."""
+    from matplotlib.figure import Figure
+
+    height = 30 * len(rows) + 64
+    with settings(**{"axes.spines.left": False}):
+        drawing = Figure(figsize=(_WIDTH / 72, height / 72), dpi=72)
+        axes = drawing.add_axes((10 / _WIDTH, 30 / height, (_WIDTH - 24) / _WIDTH, (height - 60) / height))
+        values = [max(number, _LEAST_ERROR) for _, number, _ in rows]
+        low, high = min(values) / 1.25, max(values) * 1.25
+        axes.set_xlim(low, high)
+        axes.set_ylim(len(rows) - 0.35, -0.75)
+        _scale(axes, "x", (low, high), True, most=6)
+        axes.set_yticks([])
+        if line is not None:
+            axes.axvline(max(line, _LEAST_ERROR), color=INK, linewidth=1, linestyle=(0, (3, 2)))
+        for place, ((group, _, std), number, text) in enumerate(zip(rows, values, texts, strict=True)):
+            colour = COLOURS[_style(group, section.groups)[0]]
+            axes.plot([low, number], [place, place], color=colour, linewidth=2.2, alpha=0.45)
+            axes.plot(
+                [number], [place], color=colour, marker="s" if group.reverse else "o", markersize=7, clip_on=False
+            )
+            if not math.isnan(std):
+                ends = [max(number - std, low), number + std]
+                axes.plot(ends, [place, place], color=colour, linewidth=2.2)
+            behind = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.8}
+            beside: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "bbox": behind, "fontsize": 11}
+            axes.text(0, place - 0.2, group.label, **beside)
+            axes.text(1, place - 0.2, text, ha="right", color=SOFT, **beside)
+        axes.set_title(heading, loc="left", fontweight="bold", fontsize=12)
+    return drawn(drawing)

@@ -8,31 +8,45 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+from ..inlined import Drawn
 from ..markup import Markup, anchor, fill, join
 from . import charts, tables
 from .assets import SCRIPT, STYLE
 from .claims import Claim, claims
 from .groups import METRICS, Section, sections
+from .lead import sentence, settings
 from .runs import RunRecord
 
-__all__ = ["page"]
+__all__ = ["Chapter", "page"]
+
+
+class Chapter(NamedTuple):
+    """A part of the page that is not made of runs: what it says, its figures with their captions, and its tables."""
+
+    title: str
+    text: str
+    figures: Sequence[tuple[str, Drawn]] = ()
+    tables: Sequence[tables.Table] = ()
 
 
 def page(
-    records: Sequence[RunRecord], title: str = "Training with forward passes", after: Sequence[tables.Table] = ()
+    records: Sequence[RunRecord], title: str = "Training with forward passes", after: Sequence[Chapter] = ()
 ) -> str:
-    """The page of these runs, with further tables at its end."""
+    """The page of these runs, with further chapters at its end."""
     found = sections(records)
     going = tables.status(records)
-    contents = join(fill("<li><a href='#{key}'>{title}</a></li>", key=_key(one), title=one.title) for one in found)
+    titles = [(_key(one), one.title) for one in found] + [(anchor(one.title), one.title) for one in after]
+    contents = join(fill("<li><a href='#{key}'>{title}</a></li>", key=key, title=title) for key, title in titles)
     parts = [
         fill("<h1>{title}</h1>", title=title),
+        *(_lead(one, several=len(found) > 1) for one in found),
+        *_results(found[0]),
         fill("<p class=soft>{about}</p>", about=_environments(records)),
         fill("<nav aria-label=sections><ul>{contents}</ul></nav>", contents=contents),
-        *(part for one in found for part in _section(one)),
-        *(_headed(table) for table in after),
+        *(part for number, one in enumerate(found) for part in _section(one, first=number == 0)),
+        *(part for one in after for part in _chapter(one)),
         _headed(going) if going else "",
     ]
     data = json.dumps({_key(one): _data(one) for one in found}, separators=(",", ":"), allow_nan=False)
@@ -58,40 +72,76 @@ def _key(section: Section) -> str:
     return anchor(section.model, section.dataset, section.hold_out)
 
 
-def _section(section: Section) -> list[Markup | str]:
-    forward = [group for group in section.groups if not group.reverse]
-    both = list(section.groups)
+def _lead(section: Section, several: bool) -> Markup | str:
+    """The result of a section in a sentence."""
+    said = sentence(section)
+    if not said:
+        return ""
+    link = fill("<a href='#{key}'>{title}</a>: ", key=_key(section), title=section.title) if several else ""
+    return fill("<p class=lead>{link}{said}</p>", link=link, said=said)
+
+
+def _results(section: Section) -> list[Markup | str]:
+    """The figure of the result."""
+    if not section.ranked:
+        return []
+    drawings = [charts.results(section), charts.cost_of_steps(section)]
+    base = section.baseline
+    line = f" The dashed line is the best row of backprop: {base.label} ({settings(base)})." if base else ""
+    caption = f"{section.title}. Circles use forward passes alone, squares a backward pass.{line} {section.validation}"
+    return [_drawings(drawings, caption)]
+
+
+def _drawings(drawings: Sequence[Drawn], caption: str) -> Markup:
+    shown = join(drawing.inline("class=panel aria-label='{caption}'", caption=caption) for drawing in drawings)
+    return fill(
+        "<figure><div class=panels>{shown}</div><figcaption>{caption}</figcaption></figure>",
+        shown=shown,
+        caption=caption,
+    )
+
+
+def _captioned(caption: str, drawing: Drawn) -> Markup:
+    shown = drawing.inline("class=panel aria-label='{caption}'", caption=caption)
+    return fill("<figure>{shown}<figcaption>{caption}</figcaption></figure>", **{"shown": shown, "caption": caption})
+
+
+def _chapter(chapter: Chapter) -> list[Markup | str]:
+    return [
+        fill("<h2 id='{key}'>{title}</h2>", key=anchor(chapter.title), title=chapter.title),
+        fill("<p>{text}</p>", text=chapter.text),
+        fill("<div class=panels>{figures}</div>", figures=join(_captioned(*one) for one in chapter.figures)),
+        *(_table(table, headed=len(chapter.tables) > 1) for table in chapter.tables),
+    ]
+
+
+def _section(section: Section, first: bool) -> list[Markup | str]:
     key = _key(section)
-    several = any(len(group.counted) > 1 for group in both)
+    several = any(len(group.counted) > 1 for group in section.groups)
     about = (
         ("Lines are means over seeds, bands one standard deviation. " if several else "Each line is one run. ")
-        + ("Dashed lines have a schedule. " if any(group.scheduled for group in both) else "")
-        + "Accuracies are drawn on the logarithm of the error. Training values are running averages over an epoch."
+        + ("Dashed lines have a schedule. " if any(group.scheduled for group in section.groups) else "")
+        + "A forward pass over the training data is the unit of cost. Training values are running averages over an "
+        "epoch. A name above the panels hides its line."
     )
-    figures = []
-    if forward:
-        name = {"logistic-regression": " (the paper's figure 3)", "cnn": " (the paper's figure 4)"}.get(
-            section.model, ""
-        )
-        figures.append(Markup("<h3>Curves of the forward-only methods</h3>"))
-        figures.append(charts.figure(key, forward, both, f"Forward mode only{name if section.papers else ''}. {about}"))
-    if len(forward) < len(both):
-        name = " (the paper's appendix)" if section.papers else ""
-        figures.append(Markup("<h3>Curves with the reverse-mode methods</h3>"))
-        figures.append(charts.figure(key, both, both, f"All methods{name}. {about}"))
+    paper = {"logistic-regression": "The paper's figure 3. ", "cnn": "The paper's figure 4. "}.get(section.model, "")
+    curves = charts.panels(section)
     return [
         fill("<h2 id='{key}'>{title}</h2>", key=key, title=section.title),
-        fill("<p>{text}</p>", text=section.validation),
-        Markup("<h3>What the paper says, and what these runs say</h3>") if section.answers else "",
-        fill("<p>{text}</p>", text=section.caution) if section.caution else "",
-        _claims(claims(section)) if section.answers else "",
+        *([] if first else _results(section)),
+        Markup("<h3>Curves</h3>"),
+        charts.figure(key, section, curves, (paper if section.papers else "") + about)
+        if curves
+        else Markup("<p class=soft>No curve was recorded.</p>"),
         _table(tables.results(section)),
         _table(beyond) if (beyond := tables.beyond(section)) is not None else "",
+        Markup("<h3>What the paper says, and what these runs say</h3>") if section.answers else "",
+        fill("<p>{text}</p>", text=section.caution) if section.caution and section.answers else "",
+        _claims(claims(section)) if section.answers else "",
         _table(tables.differences(section)) if section.papers else "",
-        _table(tables.hyperparameters(section)),
-        *figures,
         _table(tables.cost(section)),
         *map(_table, tables.reach(section)),
+        _table(tables.hyperparameters(section)),
     ]
 
 
@@ -166,7 +216,11 @@ def _cell(cell: tables.Cell, column: tables.Column) -> Markup:
         known = cell.value is not None and math.isfinite(cell.value)
         value = f" data-v='{cell.value:.8g}'" if known else " data-v"
     named = fill(" class='{kinds}'", kinds=kinds) if kinds else ""
-    return fill("<td{named}{value}>{text}</td>", named=named, value=Markup(value), text=_spread(cell.text))
+    label = f"{column.above}, {column.title}" if column.above else column.title
+    return fill(
+        "<td{named}{value} data-label='{label}'>{text}</td>",
+        **{"named": named, "value": Markup(value), "label": label, "text": _spread(cell.text)},
+    )
 
 
 def _spread(text: str) -> Markup:
@@ -181,12 +235,18 @@ def _spread(text: str) -> Markup:
 def _data(section: Section) -> dict[str, Any]:
     rows = []
     for group in section.groups:
-        held = {}
+        held: dict[str, Any] = {}
         for metric in METRICS:
             curve = group.curve(metric, charts.POINTS)
-            if curve.epochs:
-                held[metric] = {"e": curve.epochs, "m": [float(f"{m:.5g}") for m in curve.mean]}
-                if not math.isnan(curve.std[0]):
-                    held[metric]["s"] = [float(f"{s:.2g}") for s in curve.std]
+            if not curve.epochs:
+                continue
+            scale = 100 if metric.endswith("accuracy") else 1
+            held[metric] = {"m": [float(f"{charts.value(metric, mean):.4g}") for mean in curve.mean]}
+            if not math.isnan(curve.std[0]):
+                held[metric]["s"] = [float(f"{scale * std:.2g}") for std in curve.std]
+            at = {axis: [float(f"{place:.5g}") for place in places] for axis, places in curve.along.items()}
+            if at == held.setdefault("at", at):
+                continue
+            held[metric]["at"] = at
         rows.append({"label": group.label, "style": charts.style_class(group, section.groups), "curves": held})
     return {"rows": rows}

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Iterable, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
@@ -16,7 +17,19 @@ from ..presets import BEYOND, CIFAR, PRESETS, Preset
 from .intervals import Sample, sample
 from .runs import RunRecord
 
-__all__ = ["METRICS", "TEST", "Curve", "Group", "Section", "method_label", "paper_sample", "sections", "slug"]
+__all__ = [
+    "AXES",
+    "METRICS",
+    "TEST",
+    "Axis",
+    "Curve",
+    "Group",
+    "Section",
+    "method_label",
+    "paper_sample",
+    "sections",
+    "slug",
+]
 
 METRICS = {  # of the paper's tables, in their order
     "train_nll": "training NLL",
@@ -56,12 +69,36 @@ _WHERE = frozenset({"seed", "device", "evaluate_train", "divergence"})  # runs o
 _SPEED = _WHERE | {"epochs", "tf32", "compile"}  # and a run may differ from the paper's row in these
 
 
+class Axis(NamedTuple):
+    """What a curve is drawn against: its label, and its value at an epoch of a run (nan where it was not recorded)."""
+
+    label: str
+    at: Callable[[RunRecord, int], float]
+
+
+def _recorded(name: str) -> Callable[[RunRecord, int], float]:
+    return lambda run, row: run.columns[name][row] if name in run.columns else math.nan
+
+
+def _steps(run: RunRecord, row: int) -> float:
+    """Steps up to an epoch: each has as many."""
+    return run.columns["epoch"][row] * run.columns["steps"][row] if "steps" in run.columns else math.nan
+
+
+AXES = {
+    "steps": Axis("steps (mini-batches)", _steps),
+    "passes": Axis("forward passes over the training data", _recorded("forward_equivalents")),
+    "seconds": Axis("seconds of training", _recorded("seconds")),
+}
+
+
 class Curve(NamedTuple):
-    """Mean and standard deviation (nan for one run) over the seeds at each epoch."""
+    """Mean and standard deviation (nan for one run) over the seeds at each epoch, and the axes' values there."""
 
     epochs: list[int]
     mean: list[float]
     std: list[float]
+    along: dict[str, list[float]]  # by axis; empty where it was not recorded
 
 
 @dataclass(frozen=True)
@@ -132,22 +169,28 @@ class Group:
         """The last epoch's value over the counted runs; nan where one of them has none."""
         return sample([run.last(metric) for run in self.counted])
 
+    @property
+    def passes_per_epoch(self) -> float:
+        """Forward passes over the training data in an epoch, which is the cost of a step in passes of its batch."""
+        return sample([run.last("forward_equivalents") / run.epoch for run in self.counted]).mean
+
     def curve(self, metric: str, points: int) -> Curve:
         """The mean over the counted runs, at up to so many of the epochs that all of them have, at equal ratios."""
-        held = [
-            {int(epoch): value for epoch, value in zip(run.columns["epoch"], run.columns[metric], strict=True)}
-            for run in self.counted
-            if metric in run.columns
-        ]
-        common = sorted(set.intersection(*(set(values) for values in held))) if held else []
-        curve = Curve([], [], [])
+        runs = [run for run in self.counted if metric in run.columns]
+        places = [{int(epoch): row for row, epoch in enumerate(run.columns["epoch"])} for run in runs]
+        common = sorted(set.intersection(*(set(rows) for rows in places))) if runs else []
+        curve = Curve([], [], [], {name: [] for name in AXES})
         for epoch in _spread(common, points):
-            mean, std, _ = sample([values[epoch] for values in held])
+            here = [(run, rows[epoch]) for run, rows in zip(runs, places, strict=True)]
+            mean, std, _ = sample([run.columns[metric][row] for run, row in here])
             if not math.isnan(mean):
                 curve.epochs.append(epoch)
                 curve.mean.append(mean)
                 curve.std.append(std)
-        return curve
+                for name, axis in AXES.items():
+                    curve.along[name].append(statistics.fmean(axis.at(run, row) for run, row in here))
+        along = {name: [] if any(map(math.isnan, values)) else values for name, values in curve.along.items()}
+        return curve._replace(along=along)
 
 
 def _spread(epochs: Sequence[int], points: int) -> list[int]:
@@ -194,6 +237,18 @@ class Section:
         if any(len(group.counted) == 1 for group in self.groups):
             words.append("Rows with one seed have no spread: an order between them can be chance.")
         return " ".join(words)
+
+    @property
+    def ranked(self) -> tuple[Group, ...]:
+        """The rows by their last validation accuracy, the best first; those without one are left out."""
+        known = [(group.final("validation_accuracy").mean, group) for group in self.groups]
+        known = [(accuracy, group) for accuracy, group in known if not math.isnan(accuracy)]
+        return tuple(group for _, group in sorted(known, key=lambda pair: -pair[0]))
+
+    @property
+    def baseline(self) -> Group | None:
+        """The best row of backprop; FoMoH-BP, which is one with a second order, is none."""
+        return next((group for group in self.ranked if group.config.method in ("backprop", "sgd", "adam")), None)
 
     @property
     def papers(self) -> bool:

@@ -10,9 +10,22 @@ from typing import NamedTuple
 from ..presets import PRESETS, Preset
 from .groups import METRICS, TEST, Group, Section, paper_sample
 from .intervals import Difference, Sample, difference
+from .lead import settings
 from .runs import LEVELS, RunRecord
 
-__all__ = ["Cell", "Column", "Table", "beyond", "cost", "differences", "hyperparameters", "reach", "results", "status"]
+__all__ = [
+    "Cell",
+    "Column",
+    "Table",
+    "all_of",
+    "beyond",
+    "cost",
+    "differences",
+    "hyperparameters",
+    "reach",
+    "results",
+    "status",
+]
 
 FLAG_STDS = 3
 _NONE = "\u2013"
@@ -61,6 +74,14 @@ def _rows(section: Section) -> list[_Row]:
             mine = [group for group in section.groups if group.preset is preset]
             rows += [_Row(group.label, group, preset) for group in mine] or [_Row(preset.label, None, preset)]
     return rows + [_Row(group.label, group, None) for group in section.groups if group.preset is None]
+
+
+def all_of(section: Section) -> list[Table]:
+    """All tables of a section, in the page's order."""
+    beside = [differences(section)] if section.papers else []
+    further = beyond(section)
+    head = [results(section)] if further is None else [results(section), further]
+    return [*head, *beside, cost(section), *reach(section), hyperparameters(section)]
 
 
 # -- results ------------------------------------------------------------------------------------------------------
@@ -239,6 +260,13 @@ def cost(section: Section) -> Table:
         "held before it, and grows with the batch; on the CPU it cannot be told from the rest of the process. "
         "A forward-equivalent is the cost of one plain forward pass."
     )
+    compared = {
+        group.label: settings(group)
+        for group, device, spent in found
+        if base.get(device) is spent and group.config.method in ("backprop", "sgd", "adam")
+    }
+    if compared:
+        note += " Backprop is " + "; ".join(f"{label} ({said})" for label, said in compared.items()) + "."
     return Table("Cost", note, columns, rows)
 
 
@@ -266,7 +294,11 @@ def _memory_is_the_runs(run: RunRecord) -> bool:
     return "peak_memory" in run.columns and kind.startswith("cuda")
 
 
-_UNITS = {"epochs": "Epochs", "forward-equivalents": "Forward-equivalents", "seconds": "Seconds of training"}
+_UNITS = {
+    "epochs": "Epochs",
+    "forward-equivalents": "Forward passes over the training data",
+    "seconds": "Seconds of training",
+}
 
 
 def reach(section: Section) -> list[Table]:
