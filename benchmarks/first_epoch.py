@@ -4,10 +4,10 @@
     python benchmarks/first_epoch.py --device cuda --systems fomoh --peer-fomoh PATH --out ...   # the authors' own code
     python benchmarks/first_epoch.py --draw docs/figures/first-epoch.svg --out benchmarks/results/first_epoch_cpu.json
 
-The setting is that of the paper's row with a schedule: K = 3, lr 0.3032, batches of 2048, 30 steps. All of ours have the
-same initial values, batches and directions with the same seed; what differs is the solver alone. The file is written
-after each run, and what it holds is not run again. The authors' code is run with its own model, its own draws and its
-own step, on batches in a random order.
+The setting is that of the paper's row with a schedule: K = 3, lr 0.3032, batches of 2048, 30 steps. All of ours have
+the same initial values, batches and directions with the same seed; what differs is the solver alone. The file is
+written after each run, and what it holds is not run again. The authors' code is run with its own model, its own draws
+and its own step, on batches in a random order.
 """
 
 from __future__ import annotations

@@ -102,10 +102,8 @@ _SHORT = {
 
 def _measured(records: Group) -> str:
     """Where, and on what texts."""
-    places = dict.fromkeys(
-        f"{record['environment']['device']}, torch {record['environment']['torch']}, {_texts(record['entry']['settings'])}"
-        for record in records
-    )
+    pairs = ((record["environment"], record["entry"]["settings"]) for record in records)
+    places = dict.fromkeys(f"{where['device']}, torch {where['torch']}, {_texts(what)}" for where, what in pairs)
     return f"Measured on: {'; '.join(places)}."
 
 

@@ -67,7 +67,8 @@ class RunFiles:
             theirs, ours = before["settings"].get(name), now["settings"][name]
             if theirs != ours:
                 raise ValueError(
-                    f"{self.path} is a run with {name} {theirs!r}, and this is one with {ours!r}; expected another --out."
+                    f"{self.path} is a run with {name} {theirs!r}, and this is one with {ours!r}; "
+                    "expected another --out."
                 )
         return found
 

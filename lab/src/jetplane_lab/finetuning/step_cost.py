@@ -60,8 +60,8 @@ def held_by(model: nn.Module, method: Method) -> int:
 def peak_of(step: Callable[[], object], model: nn.Module, method: Method, above: Peak) -> tuple[int, str]:
     """Bytes at most during a step with all that is held meanwhile, and what they are a peak of.
 
-    On CUDA what the allocator gave since ``above`` was made, before the model; on the CPU the bytes of live tensors, for
-    the resident set of the process is also that of the runs before.
+    On CUDA what the allocator gave since ``above`` was made, before the model; on the CPU the bytes of live tensors,
+    for the resident set of the process is also that of the runs before.
     """
     if next(model.parameters()).is_cuda:
         above.clear()
