@@ -39,7 +39,7 @@ def test_another_wheel_is_named(what: str, tmp_path: Path, monkeypatch: pytest.M
 def test_a_split_depends_on_the_text_alone() -> None:
     found = [Review(f"film {number}", number % 2 == 0) for number in range(400)]
     splits = split_by_hash(found)
-    assert sorted(sum(splits, [])) == sorted(found)
+    assert sorted(review for split in splits for review in split) == sorted(found)
     for before, after in zip(splits, split_by_hash(reversed(found)), strict=True):
         assert before == after
     fewer = split_by_hash(found[:200])  # whoever else is there

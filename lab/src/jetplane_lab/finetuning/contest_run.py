@@ -43,7 +43,8 @@ def run(entry: Entry, data: Data, budget: float, folder: Path, say: Say, turns: 
     found = at.record()
     if found is None:
         with arithmetic(entry.settings.tf32):
-            passes = passes_of(entry, data)
+            with _drawing(entry):
+                passes = passes_of(entry, data)
             with _drawing(entry):
                 found = _Run(entry, data, passes, budget, turns, at).record()
         at.write(found)
