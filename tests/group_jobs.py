@@ -503,7 +503,21 @@ def shared(place: Place) -> dict[str, Any]:
     found["names"] = message(lambda: optim.FoMoH(params, process_group=other))
     few = DeviceMesh("cpu", [[0]], mesh_dim_names=("data", "directions"))
     found["few"] = message(lambda: optim.FoMoH(params, process_group=few))
-    found["HorizonAdam"] = message(lambda: optim.HorizonAdam(params, process_group=mesh))
+    found["other samples"] = message(
+        lambda: optim.HorizonAdam(params, process_group=mesh).step(each, x + place.rank, y)
+    )
+    deep = network()
+    noisy, hidden = losses(deep, "none"), list(deep.parameters())
+    found["tangents"] = message(lambda: jp.ForwardGradient(hidden, 1, process_group=mesh)(noisy, x, y))
+    short = x[: 12 - place.rank], y[: 12 - place.rank]
+    found["other count"] = message(lambda: jp.ForwardGradient(hidden, 4, process_group=mesh)(noisy, *short))
+
+    def failing(x: Tensor, y: Tensor) -> Tensor:
+        if place.rank == 1:
+            raise KeyError("a broken disk")
+        return noisy(x, y)
+
+    found["failing"] = message(lambda: optim.HorizonAdam(hidden, process_group=mesh).step(failing, x, y))
 
     def broken(x: Tensor, y: Tensor) -> Tensor:
         if place.rank == 1:
@@ -513,6 +527,22 @@ def shared(place: Place) -> dict[str, Any]:
     found["raising"] = message(lambda: optim.FoMoHKD(params, 0.3, process_group=mesh).step(broken, x, y))
     found["still"] = flat(model)
     return found
+
+
+TANGENTS: dict[str, Callable[..., Tensor]] = {
+    "forward": partial(forward, 30),
+    "forward in chunks": partial(forward, 3, samples=9, chunk_size=2),
+    "forward without control": partial(forward, 3, control=False),
+    "forward, tokens first": partial(forward, 3, make=lambda: seeded(Recurrent)),
+    "forward, batch norms": partial(forward, 3, make=lambda: normed(3)),
+    "forward, weights": partial(forward, 3, estimator="weight", samples=5),
+    "HorizonAdam": partial(horizon, 12),
+}
+
+
+def tangents(rows: int, place: Place) -> dict[str, Tensor]:
+    """Tangents that processes share, of each of some parts of the batch."""
+    return {name: job(place=place, rows=rows) for name, job in TANGENTS.items() if rows == 1 or "norm" not in name}
 
 
 def sums(place: Place) -> list[Tensor]:
@@ -551,6 +581,7 @@ def all_jobs() -> dict[str, Job]:
         jobs[job.__name__] = job  # type: ignore[assignment]
     jobs["HorizonAdam, changed on its way"] = changing_horizon
     jobs["journaled"] = journaled
+    jobs["tangents"] = partial(tangents, 1)
     for one in (shared_journal, absent, quorum_refusals, compiled):
         jobs[one.__name__] = one  # type: ignore[assignment]
     jobs["dying"] = dying
@@ -579,4 +610,4 @@ def long_jobs() -> dict[str, Job]:
     jobs: dict[str, Job] = {name: partial(_search, name, 100) for name in SEARCHES}
     for name in SHARING:
         jobs[f"both, {name}"] = partial(_both, name)
-    return {**jobs, "HorizonAdam": lambda place: horizon(100, place)}
+    return {**jobs, "HorizonAdam": lambda place: horizon(100, place), "tangents": partial(tangents, 2)}

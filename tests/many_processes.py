@@ -64,11 +64,11 @@ def network() -> nn.Module:
     return seeded(lambda: nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 6), nn.Tanh(), nn.Linear(6, 3)))
 
 
-def normed() -> nn.Module:
-    """With a batch norm, which couples the samples of a process."""
-    return seeded(
-        lambda: nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.Tanh(), nn.Linear(7, 6), nn.Linear(6, 3))
-    )
+def normed(norms: int = 1) -> nn.Module:
+    """With batch norms, which couple the samples of a process."""
+    more = (norms - 1) * [(nn.Linear, 7, 7), (nn.BatchNorm1d, 7), (nn.Tanh,)]
+    kinds = [(nn.Linear, 5, 7), (nn.BatchNorm1d, 7), (nn.Tanh,), *more, (nn.Linear, 7, 6), (nn.Linear, 6, 3)]
+    return seeded(lambda: nn.Sequential(*(kind(*sizes) for kind, *sizes in kinds)))
 
 
 def convex() -> nn.Module:
@@ -103,13 +103,18 @@ def losses(model: nn.Module, reduction: str) -> Callable[[Tensor, Tensor], Tenso
     return loss
 
 
-def columns(name: str, steps: int, place: Place, rows: int) -> Tensor:
-    """The same in a mesh in which the processes of each of ``rows`` parts of the batch share the directions."""
+def meshed(place: Place, rows: int) -> tuple[Any, tuple[int, int]]:
+    """A mesh in which processes of each of ``rows`` parts of a batch share the directions, and this one's part."""
     mesh = init_device_mesh("cpu", (rows, place.size // rows), mesh_dim_names=("data", "directions"))
+    return mesh, cuts(rows)[mesh.get_local_rank("data")]
+
+
+def columns(name: str, steps: int, place: Place, rows: int) -> Tensor:
+    """The same in a mesh."""
+    mesh, (start, stop) = meshed(place, rows)
     model, (x, y) = convex(), batch()
     maker, reduction = (SEARCHES | MORE)[name]
     opt, loss = maker(model.parameters(), process_group=mesh, check_every=1), losses(model, reduction)
-    start, stop = cuts(rows)[mesh.get_local_rank("data")]
     for _ in range(steps):
         opt.step(loss, x[start:stop], y[start:stop])
     return flat(model)
@@ -167,12 +172,19 @@ def search(
     return flat(model)
 
 
-def horizon(steps: int, place: Place | None = None, make: Callable[[], nn.Module] = network) -> Tensor:
+def placed(place: Place | None, rows: int) -> tuple[dict[str, Any], tuple[int, int]]:
+    """Options of processes, and the part of the batch; with ``rows`` those of a mesh."""
+    if place is None:
+        return {}, (0, COUNT)
+    group, part = meshed(place, rows) if rows else (place.group, cuts(place.size)[place.rank])
+    return {"process_group": group, "check_every": 1}, part
+
+
+def horizon(steps: int, place: Place | None = None, make: Callable[[], nn.Module] = network, rows: int = 0) -> Tensor:
     """The same of HorizonAdam."""
     model, (x, y) = make(), batch()
-    options = {} if place is None else {"process_group": place.group, "check_every": 1}
+    options, (start, stop) = placed(place, rows)
     opt, loss = optim.HorizonAdam(model.parameters(), **options), losses(model, "none")
-    start, stop = (0, COUNT) if place is None else cuts(place.size)[place.rank]
     for _ in range(steps):
         opt.step(loss, x[start:stop], y[start:stop])
     return flat(model)
@@ -200,26 +212,28 @@ def changing_horizon(place: Place | None = None) -> Tensor:
 
 
 def forward(
-    steps: int, place: Place | None = None, parts: int = 0, make: Callable[[], nn.Module] = network, **options: Any
+    steps: int,
+    place: Place | None = None,
+    parts: int = 0,
+    make: Callable[[], nn.Module] = network,
+    rows: int = 0,
+    **options: Any,
 ) -> Tensor:
     """The parameters, and the last loss, after steps along forward gradients."""
     model, (x, y) = make(), batch()
-    if place is not None:
-        options |= {"process_group": place.group, "check_every": 1}
+    group, (start, stop) = placed(place, rows)
+    options |= group
     estimate = jp.ForwardGradient(model.parameters(), options.pop("samples", None), **options)
     opt, loss = torch.optim.SGD(model.parameters(), 0.05), losses(model, "none")
     found = torch.zeros(())
     for step in range(steps):
         opt.zero_grad()
-        if place is not None:
-            start, stop = cuts(place.size)[place.rank]
-            found = estimate(loss, x[start:stop], y[start:stop])
-        elif parts:
-            for start, stop in cuts(parts):
+        if parts:
+            for first, last in cuts(parts):
                 estimate.step = step
-                estimate(loss, x[start:stop], y[start:stop], offset=start, total=COUNT)
+                estimate(loss, x[first:last], y[first:last], offset=first, total=COUNT)
         else:
-            found = estimate(loss, x, y)
+            found = estimate(loss, x[start:stop], y[start:stop])
         opt.step()
     return torch.cat([flat(model), found.reshape(1) if not parts else torch.zeros(0, dtype=F64)])
 

@@ -383,7 +383,8 @@ class ForwardGradient:
         if isinstance(prediction, Prediction):
             prediction.lessons = Lessons() if meeting.together else None
         chunk = width.of(plan, prediction.held) if plan.sites else 1
-        return Estimate(plan, noise, noise, count, chunk, readout, prediction, self.batch_norm == "exact")
+        exact = self.batch_norm == "exact"
+        return Estimate(plan, noise, noise, count, chunk, readout, prediction, exact, meeting.tangents)
 
     def _placed(self, plan: NoisePlan, noise: Noise, meeting: Meeting) -> tuple[Noise, Width]:
         """The noise of these samples, and how many tangents, where they are a part of a batch."""

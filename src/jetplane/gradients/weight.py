@@ -66,12 +66,16 @@ def weight_gradient(
             losses, aux = program()
         return jets.of(losses), aux
 
-    everything = PairSet.none(samples)
+    sharing = meeting.tangents
+    mine = range(samples) if sharing is None else sharing.mine(samples)
+    everything = PairSet.none(len(mine))
     size = chunk_size_of(width.memory, width.chunk_size, everything, lambda chunk: run(chunk.rows)[0], devices)
     replay, slopes = Replay(devices), []
     for chunk in chunks(everything, size):
-        jet, aux = replay.run(partial(run, chunk.rows))
+        jet, aux = replay.run(partial(run, [mine.start + row for row in chunk.rows]))
         slopes.append(jet.tangent.flatten(1).sum(1))
+    if sharing is not None:
+        slopes = sharing.gathered([torch.cat(slopes)], samples)
     shard = meeting.shard(jet.primal.shape[0], 0)
     found = torch.cat([part / (jet.primal.shape[0] if shard is None else shard.total) for part in slopes])
     sums = meeting.sums(0.0, jet.primal, lambda: [found])

@@ -123,7 +123,7 @@ class HyperplaneSearch(torch.optim.Optimizer):
         self.samples, self.clip, self.maximize = samples, clip, maximize
         self.accept, self.patience = accept, patience
         self.chunk_size, self.compile = chunk_size, compile
-        self._crew = Crew(process_group, check_every, type(self).__name__, columns=True)
+        self._crew = Crew(process_group, check_every, type(self).__name__, planes=True)
         if compile and self._crew.shares_directions:
             raise ValueError(
                 "compile is True and process_group is a DeviceMesh, whose processes run several passes of a plane; "

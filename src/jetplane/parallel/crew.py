@@ -36,24 +36,20 @@ class Crew:
     (:meth:`check`; None: never).
     """
 
-    def __init__(self, process_group: Any, check_every: int | None, name: str, *, columns: bool = False) -> None:
+    def __init__(self, process_group: Any, check_every: int | None, name: str, *, planes: bool = False) -> None:
         if check_every is not None and (
             not isinstance(check_every, int) or isinstance(check_every, bool) or check_every < 1
         ):
             raise ValueError(f"check_every is {check_every!r}; expected a positive whole number of steps, or None.")
         quorum = process_group if isinstance(process_group, Quorum) else None
-        if quorum is not None and not columns:
+        if quorum is not None and not planes:
             raise ValueError(
                 f"process_group of {name} is a Quorum, and a step in a plane alone can leave a process out; expected a "
                 "ProcessGroup."
             )
         mesh = mesh_of(process_group)
-        if mesh is not None and not columns:
-            raise ValueError(
-                f"process_group of {name} is a DeviceMesh, and directions of a plane alone can be shared out; expected "
-                "a ProcessGroup, as mesh.get_group('data') where there is one process for each part of a batch."
-            )
         given = process_group if quorum is None else quorum.group
+        self.given = process_group
         self.processes: Processes | None = processes_of(given) if mesh is None else mesh.everyone
         if quorum is not None:
             _check_quorum(quorum, self.processes)
@@ -127,6 +123,8 @@ class Crew:
         """A call of a forward gradient on samples from ``offset`` on, of ``total``."""
         if self.processes is None:
             return Meeting(offset, total)
+        if self._mesh is not None:
+            return Talk(self._mesh.data, what, offset, total, self._mesh.directions)
         return Talk(self.processes, what, offset, total)
 
     # -- the parts of a batch ---------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..errors import LostProcess, ProcessesDiffer
 from .processes import Processes, named
+from .tangents import Tangents
 
 __all__ = ["Meeting", "Shard", "Talk"]
 
@@ -37,6 +38,7 @@ class Meeting:
         _check_count("total", total, 1)
         self._offset, self._total = offset, total
         self._shard: Shard | None = None
+        self.tangents: Tangents | None = None  # the processes that share these samples' tangents
 
     @property
     def together(self) -> bool:
@@ -74,15 +76,18 @@ class Meeting:
 
 
 class Talk(Meeting):
-    """A call that all processes of a group make with parts of one batch."""
+    """A call that all processes of a group make with parts of one batch; those of ``sharing`` with the same part."""
 
-    def __init__(self, processes: Processes, what: str, offset: int | None, total: int | None) -> None:
+    def __init__(
+        self, processes: Processes, what: str, offset: int | None, total: int | None, sharing: Processes | None = None
+    ) -> None:
         super().__init__(offset, total)
         if total is not None:
             raise ValueError(
                 f"total is {total} and there is a process_group, which counts the samples; expected one of them."
             )
         self._processes, self._what = processes, what
+        self.tangents = None if sharing is None else Tangents(sharing, what)
         self._closed = False
         self._counted = 0  # samples that this process has said it has
         self._loss = 0.0
@@ -102,7 +107,7 @@ class Talk(Meeting):
             return self._shard
         self._counted = samples
         mine = torch.tensor([samples, numbers], dtype=torch.float64, device="cpu")
-        records = [[int(number) for number in record] for record in self._processes.gather(mine, self._what)]
+        records = [[int(number) for number in record] for record in self._gather(mine)]
         total, every = (sum(column) for column in zip(*records, strict=True))
         before = sum(count for count, _ in records[: self._processes.rank])
         self._shard = Shard(before if self._offset is None else self._offset, total, every)
@@ -117,9 +122,9 @@ class Talk(Meeting):
     def around(self) -> Iterator[None]:
         try:
             yield
-        except (LostProcess, ProcessesDiffer):
-            raise
         except Exception:
+            if self.tangents is not None:
+                self.tangents.fail()
             if not self._closed:
                 with self._processes.telling(_SAID, self._what):
                     raise
@@ -127,9 +132,11 @@ class Talk(Meeting):
 
     def sums(self, tag: float, losses: Tensor, parts: Callable[[], Sequence[Tensor]]) -> list[Tensor] | None:
         assert self._shard is not None
+        if self.tangents is not None:
+            self.tangents.check(losses)
         found = list(parts())
         mine = torch.tensor([tag, float(losses.double().sum())], dtype=torch.float64, device="cpu")
-        records = self._processes.gather(mine, self._what)
+        records = self._gather(mine)
         self._closed = True
         bad = [rank for rank, record in enumerate(records) if not bool(torch.isfinite(record).all())]
         if bad:
@@ -147,6 +154,13 @@ class Talk(Meeting):
             total += record[1]
         self._loss = float(total) / self._shard.total
         return self._processes.sums(found, self._what)
+
+    def _gather(self, numbers: Tensor) -> list[Tensor]:
+        try:
+            return self._processes.gather(numbers, self._what)
+        except LostProcess:
+            self._closed = True
+            raise
 
     def mean(self, losses: Tensor) -> Tensor:
         return torch.full((), self._loss, dtype=losses.dtype, device=losses.device)

@@ -12,7 +12,8 @@ from test_guards import _seeded, right_or_refused
 from torch import Tensor
 
 import jetplane as jp
-from cases import F64, assert_close, check_against_oracle, randn
+from cases import F64, assert_close, assert_quadratic, check_against_oracle, randn
+from jetplane.testing.oracle import double_backward
 
 STOPS: list[tuple[str, Callable[[Tensor], Tensor]]] = [
     ("detach", lambda x: x.detach() * x),
@@ -156,3 +157,51 @@ def test_a_new_tensor_may_be_written_to(start: Callable[[Tensor], Tensor]) -> No
         return (total * x).sum()
 
     check_against_oracle(program, randn(3))
+
+
+def _slope_inside(w: Tensor, x: Tensor) -> Tensor:
+    """As flows by derivatives do it: a graph is made where one of the parameters requires grad."""
+    scale = w.tanh()
+    kept = [one for one in (scale,) if one.requires_grad]
+    graph = torch.is_grad_enabled() and (x.requires_grad or bool(kept))
+    with torch.enable_grad():
+        x = x.clone().requires_grad_()
+        y = (scale * x**3).sum()
+    return torch.autograd.grad(y, x, create_graph=graph)[0].square().sum()
+
+
+def _told(w: Tensor) -> Tensor:
+    """What it is told of tensors that vary, and of those that do not."""
+    inner = w * 2
+    with torch.no_grad():
+        constant = inner * 2
+        said = [inner.requires_grad]
+    said += [inner.requires_grad, constant.requires_grad, torch.ones(3).requires_grad, inner.detach().requires_grad]
+    assert said == [True, True, False, False, False]
+    return (inner * constant).sum()
+
+
+def test_what_depends_on_a_parameter_requires_grad_as_in_backprop() -> None:
+    x = randn(3)
+    check_against_oracle(lambda w: _slope_inside(w, x), randn(3))
+
+
+def test_a_perturbed_tensor_says_that_it_requires_grad() -> None:
+    leaf, v = randn(3).requires_grad_(), randn(2, 3)
+    expected = double_backward(lambda: (leaf * 8 * leaf.detach()).sum(), [leaf], [v])
+    with jp.perturb([leaf], [v]) as jets:
+        loss = _told(leaf)
+    assert_quadratic(jets.quadratic(loss), expected)
+    assert not (leaf * 1).detach().requires_grad
+    assert jp.jvp(lambda x: x * float((x * 1).requires_grad), randn(3), v[0], no_grad="follow")[1].any() == 0
+
+
+def test_hooks_on_gradients_that_are_not_there() -> None:
+    def kept(x: Tensor) -> Tensor:
+        y = x * x
+        y.retain_grad()
+        return y.sum()
+
+    check_against_oracle(kept, randn(3))
+    with pytest.raises(jp.UnsupportedProgram, match=r"puts a hook on the gradient of a perturbed tensor"):
+        jp.gradient(lambda x: (x * 1).register_hook(lambda g: g / 2) and x.sum(), randn(3))

@@ -2,12 +2,13 @@
 
 HorizonAdam trains on all 50,000 images. Backprop's rate is chosen on 5,000 of them that are held out, with the first
 seed, and then trained with on all, for as many epochs. The test split is evaluated after each epoch and nothing is
-chosen by it: what counts is the last epoch.
+chosen by it: what counts is the last epoch. Beside the report there is a table of the rows, DIR/cifar10.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 
 from jetplane_lab import data, report
 from jetplane_lab.config import Config, choice
-from jetplane_lab.data import Dataset, Split
+from jetplane_lab.data import Dataset, Split, files
 from jetplane_lab.finetuning.turns_on_device import Courteous, Turns
 from jetplane_lab.presets import CIFAR
 from jetplane_lab.training import Summary
@@ -65,17 +66,27 @@ def run(arguments: argparse.Namespace, out: Path) -> int:
     whole = data.load("cifar-10", arguments.data_dir)
     whole = _part(whole) if arguments.quick else whole
     turns = [] if arguments.turns is None else [Courteous(Turns(arguments.turns))]
-    status = 0
-    for name in arguments.rows or ROWS:
-        row = ROWS[choice("row", name, ROWS)]
+    rows = [ROWS[choice("row", name, ROWS)] for name in arguments.rows or ROWS]
+    lines, status = [], 0
+    for row in rows:
         seeds = tuple(dict.fromkeys(arguments.seeds or ((0,) if arguments.quick else row.seeds)))
         try:
-            _train(row, seeds, changes, whole, out, arguments.together, turns)
+            lines.append(_train(row, seeds, changes, whole, out, arguments.together, turns))
         except _Stopped as stopped:
             _say(f"jetplane reproduce: {row.preset} {stopped}")
             if stopped.interrupted:
+                _say("The same command goes on from here.")
                 return _INTERRUPTED
             status = 1
+        except Exception as error:  # a row that fails must not end the others
+            if arguments.debug:
+                raise
+            _say(f"jetplane reproduce: {row.preset} failed: {' '.join(str(error).split()) or type(error).__name__}")
+            status = 1
+    if lines:
+        table = "".join(f"{line}\n" for line in (*_HEAD, *lines))
+        files.write(out / "cifar10.md", table.encode())
+        print(table)
     if any(out.rglob("metrics.jsonl")):
         report_command.write_page(report.read([out], report_command.warn), out / "report.html")
     return status
@@ -83,26 +94,51 @@ def run(arguments: argparse.Namespace, out: Path) -> int:
 
 def _train(
     row: _Row, seeds: Sequence[int], changes: dict[str, Any], whole: Dataset, out: Path, together: bool, turns: Turn
-) -> None:
+) -> str:
+    """Train a row; its line of the table."""
     folder = out / row.preset
     config = CIFAR[row.preset].config.replace(**changes, hold_out=0)
+    tried = 0.0
     if row.rates:
         held = config.replace(seed=seeds[0], hold_out=min(_HELD, len(whole.train.labels) // 10))
-        config = config.replace(lr=_chosen(row, held, whole, folder, turns))
-    _fit(row, [config.replace(seed=seed) for seed in seeds], whole, folder, together, turns)
+        rate, tried = _chosen(row, held, whole, folder, turns)
+        config = config.replace(lr=rate)
+    found = _fit(row, [config.replace(seed=seed) for seed in seeds], whole, folder, together, turns)
+    return _line(row, config, found, tried)
 
 
-def _chosen(row: _Row, config: Config, whole: Dataset, folder: Path, turns: Turn) -> float:
-    """The rate with the best accuracy on the images held out, after the last epoch."""
+def _chosen(row: _Row, config: Config, whole: Dataset, folder: Path, turns: Turn) -> tuple[float, float]:
+    """The rate with the best accuracy on the images held out, after the last epoch; and the passes that it took."""
     found: dict[float, float] = {}
+    passes = 0.0
     for rate in row.rates:
         (summary,) = _fit(row, [config.replace(lr=rate)], whole, folder / f"choice-lr-{rate:g}", False, turns)
         assert summary.final is not None
         found[rate] = summary.final.validation_accuracy
+        passes += summary.final.forward_equivalents
     best = max(found, key=lambda rate: found[rate])
     shown = ", ".join(f"{rate:g}: {accuracy:.2%}" for rate, accuracy in found.items())
     _say(f"{row.preset}: lr {best:g} has the best validation accuracy ({shown})")
-    return best
+    return best, passes
+
+
+_HEAD = (
+    "| row | lr | seeds | epochs | test accuracy | test NLL | passes over the images | to choose the rate |",
+    "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+)
+
+
+def _line(row: _Row, config: Config, summaries: Sequence[Summary], tried: float) -> str:
+    """Means over seeds at the last epoch; validation is the test split here."""
+    finals = [summary.final for summary in summaries if summary.final is not None]
+    accuracies = [100 * final.validation_accuracy for final in finals]
+    spread = f" ± {statistics.stdev(accuracies):.2f}" if len(accuracies) > 1 else ""
+    nll = statistics.fmean(final.validation_nll for final in finals)
+    passes = statistics.fmean(final.forward_equivalents for final in finals)
+    rate = f"{config.lr:g}" if row.rates else "none"
+    cells = [CIFAR[row.preset].label, rate, str(len(finals)), str(config.epochs)]
+    cells += [f"{statistics.fmean(accuracies):.2f}{spread}%", f"{nll:.4f}", f"{passes:,.1f}", f"{tried:,.1f}"]
+    return f"| {' | '.join([f'`{row.preset}`: {cells[0]}', *cells[1:]])} |"
 
 
 def _fit(row: _Row, configs: list[Config], whole: Dataset, folder: Path, together: bool, turns: Turn) -> list[Summary]:

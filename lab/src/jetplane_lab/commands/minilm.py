@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import logging
 import sys
 from pathlib import Path
 from typing import Any
 
+from jetplane_lab import report
 from jetplane_lab.data import files
 from jetplane_lab.finetuning import contest, contest_table
-from jetplane_lab.finetuning.contest_run import Settings
 from jetplane_lab.finetuning.contestants import CONTESTANTS, MOVING
+from jetplane_lab.finetuning.entry import Settings
 from jetplane_lab.finetuning.reviews import SOURCES
 from jetplane_lab.finetuning.turns_on_device import Turns
 
-__all__ = ["add_options", "run"]
+__all__ = ["OPTIONS", "add_options", "run"]
 
-_DEFAULTS = ("rows", "together", "methods", "moving", "texts")
+OPTIONS = ("methods", "moving", "texts")  # that only this study has
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -25,12 +27,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("of minilm").add_argument
     add("--methods", nargs="+", metavar="NAME", help=f"some of {' '.join(CONTESTANTS)} (default: all)")
     add("--moving", nargs="+", choices=MOVING, help="all weights, or LoRA adapters (default: both)")
-    add(
-        "--turns",
-        type=Path,
-        metavar="DIR",
-        help="processes that name it let one of them alone to take times (OUT/minilm)",
-    )
     add("--texts", choices=tuple(SOURCES), help="(default: rotten-tomatoes)")
 
 
@@ -42,26 +38,36 @@ def run(arguments: argparse.Namespace, out: Path) -> int:
         compile=arguments.compile,
         tf32=arguments.tf32,
     )
-    changes: dict[str, Any] = {} if arguments.epochs is None else {"epochs": arguments.epochs}
     settings = contest.quick(settings) if arguments.quick else settings
-    settings = Settings(**{**vars(settings), **changes})
+    changes: dict[str, Any] = {} if arguments.epochs is None else {"epochs": arguments.epochs}
+    settings = dataclasses.replace(settings, **changes)
     folder = out / "minilm"
     seeds = tuple(dict.fromkeys(arguments.seeds or ((0,) if arguments.quick else contest.SEEDS)))
-    turns = Turns(arguments.turns or folder)
     methods, kinds = arguments.methods or list(CONTESTANTS), arguments.moving or list(MOVING)
-    contest.hold(methods, kinds, seeds, settings, contest.load(settings, arguments.data_dir), folder, _say, turns)
+    turns = Turns(arguments.turns or folder)
+    data = contest.load(settings, arguments.data_dir)
+    held = contest.Contest(settings, data, folder, _say, turns, arguments.debug)
+    try:
+        held.hold(methods, kinds, seeds)
+    except KeyboardInterrupt:
+        _say("jetplane reproduce: minilm was stopped; the same command goes on from here.")
+        raise
     write(folder, out)
-    return 0
+    return int(bool(held.failures))
 
 
 def write(folder: Path, out: Path) -> None:
-    """The table and, where matplotlib is installed, the figure of all runs of a folder."""
+    """The table, as text, Markdown and on a page, and the figure where matplotlib is, of all runs of a folder."""
     records = contest_table.records_of(folder)
-    table = contest_table.markdown(records)
-    files.write(out / "minilm.md", table.encode())
-    print(table)
+    if not contest_table.grouped(records):
+        return
+    table = contest_table.table(records)
+    files.write(out / "minilm.md", contest_table.as_markdown(table).encode())
+    files.write(out / "minilm.html", report.page([], title=table.title, after=[table]).encode())
+    print(f"{contest_table.as_text(table)}\n\ntable: {out / 'minilm.md'} and {out / 'minilm.html'}")
     try:
-        contest_table.figures(records, out / "minilm.svg")
+        contest_table.figure(records, out / "minilm.svg")
+        print(f"figure: {out / 'minilm.svg'}")
     except ImportError as error:
         logging.getLogger(__name__).warning("there is no figure: %s; expected the extra 'plots'", error)
 

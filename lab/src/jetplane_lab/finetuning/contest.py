@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from ..config import choice
-from .contest_run import Data, Entry, Settings, passes_of, run
+from .contest_run import run
 from .contestants import CONTESTANTS, MOVING
 from .encoder import pretrained
+from .entry import Data, Entry, Settings
 from .reviews import reviews, split_by_hash
+from .run_files import Record, Say
+from .step_cost import passes_of
 from .tokens import encode
 from .turns_on_device import Turns
 
-__all__ = ["QUICK", "hold", "load", "quick"]
+__all__ = ["QUICK", "SEEDS", "Contest", "load", "quick"]
 
-QUICK = {"length": 32, "batch": 16, "epochs": 1, "layers": 2, "texts": 160}
+QUICK = {"length": 16, "batch": 8, "epochs": 2, "layers": 1, "texts": 96, "timed": 2}
 SEEDS = (0, 1, 2)
 
 
 def quick(settings: Settings) -> Settings:
-    """The same with two layers and few short texts: a look on a laptop."""
-    return Settings(**{**vars(settings), **QUICK})
+    """The same with one layer and few short texts: a look on a laptop, in which little is learned."""
+    return dataclasses.replace(settings, **QUICK)
 
 
 def load(settings: Settings, data_dir: str | os.PathLike[str] | None = None) -> Data:
@@ -34,62 +38,66 @@ def load(settings: Settings, data_dir: str | os.PathLike[str] | None = None) -> 
     return Data(start, *texts)
 
 
-def hold(
-    methods: Sequence[str],
-    kinds: Sequence[str],
-    seeds: Sequence[int],
-    settings: Settings,
-    data: Data,
-    folder: Path,
-    say: Callable[[str], None],
-    turns: Turns,
-) -> list[dict[str, Any]]:
-    """The tested records of these methods, for each seed; runs that the folder has are not run again."""
-    for what, values, allowed in (("method", methods, CONTESTANTS), ("moving", kinds, MOVING)):
-        for value in values:
-            choice(what, value, allowed)
-    records = []
-    for kind in kinds:
-        budget: float | None = None
-        for method in methods:
-            if budget is None and CONTESTANTS[method].by_passes:
-                budget = _budget(kind, settings, data)
-            rate = _rate(method, kind, seeds[0], settings, data, budget or 0.0, folder, say, turns)
-            for seed in seeds:
-                entry = Entry(method, kind, rate, seed, True, settings)
-                records.append(run(entry, data, budget or 0.0, folder, say, turns))
-    return records
+@dataclasses.dataclass
+class Contest:
+    """Methods on one model and one set of texts; every run is a record in ``folder``.
+
+    A run that fails is named in ``failures``, and the others go on.
+    """
+
+    settings: Settings
+    data: Data
+    folder: Path
+    say: Say
+    turns: Turns
+    debug: bool = False
+    failures: list[str] = dataclasses.field(default_factory=list)
+
+    def hold(self, methods: Sequence[str], kinds: Sequence[str], seeds: Sequence[int]) -> list[Record]:
+        """The tested records of these methods, for each seed; runs that the folder has are not run again."""
+        for what, values, allowed in (("method", methods, CONTESTANTS), ("moving", kinds, MOVING)):
+            for value in values:
+                choice(what, value, allowed)
+        found = []
+        for kind in kinds:
+            budget = self.budget(kind) if any(CONTESTANTS[method].by_passes for method in methods) else 0.0
+            for method in methods:
+                try:
+                    found += self._rows(method, kind, seeds, budget)
+                except Exception as error:  # a method that fails must not end the others
+                    if self.debug:
+                        raise
+                    failure = f"{kind}-{method} failed: {' '.join(str(error).split()) or type(error).__name__}"
+                    self.say(failure)
+                    self.failures.append(failure)
+        return found
+
+    def budget(self, kind: str) -> float:
+        """The forward passes of a batch that HorizonAdam's run has."""
+        entry = Entry("horizon", kind, 1.0, 0, True, self.settings)
+        return passes_of(entry, self.data) * (len(self.data.train) // self.settings.batch * self.settings.epochs)
+
+    def _rows(self, method: str, kind: str, seeds: Sequence[int], budget: float) -> list[Record]:
+        rate = self._rate(method, kind, seeds[0], budget)
+        return [self._run(Entry(method, kind, rate, seed, True, self.settings), budget) for seed in seeds]
+
+    def _rate(self, method: str, kind: str, seed: int, budget: float) -> float:
+        """The only rate, or the one with the best validation accuracy at the end, and the least loss among equals."""
+        tried = CONTESTANTS[method].rates_of or method
+        rates = CONTESTANTS[tried].rates[kind]
+        if len(rates) == 1:
+            return rates[0]
+        found = [self._run(Entry(tried, kind, rate, seed, False, self.settings), budget) for rate in rates]
+        best = max(found, key=lambda record: (record["validation"], -_loss(record)))
+        shown = ", ".join(f"{record['entry']['rate']:g}: {record['validation']:.2%}" for record in found)
+        self.say(f"{kind}-{tried}: {best['entry']['rate']:g} is the best rate ({shown})")
+        return float(best["entry"]["rate"])
+
+    def _run(self, entry: Entry, budget: float) -> Record:
+        return run(entry, self.data, budget, self.folder, self.say, self.turns)
 
 
-def _budget(kind: str, settings: Settings, data: Data) -> float:
-    """The forward passes of a batch that HorizonAdam's run has."""
-    entry = Entry("horizon", kind, 1.0, 0, True, settings)
-    return passes_of(entry, data) * (len(data.train) // settings.batch * settings.epochs)
-
-
-def _rate(
-    method: str,
-    kind: str,
-    seed: int,
-    settings: Settings,
-    data: Data,
-    budget: float,
-    folder: Path,
-    say: Callable[[str], None],
-    turns: Turns,
-) -> float:
-    """The only rate, or the one with the best validation accuracy at the end, and the least loss among equals."""
-    tried = CONTESTANTS[method].rates_of or method
-    rates = CONTESTANTS[tried].rates[kind]
-    if len(rates) == 1:
-        return rates[0]
-    found = [run(Entry(tried, kind, rate, seed, False, settings), data, budget, folder, say, turns) for rate in rates]
-    best = max(found, key=lambda record: (record["validation"], -_loss(record)))
-    say(f"{kind}-{tried}: {best['entry']['rate']:g} is the best rate of {', '.join(f'{rate:g}' for rate in rates)}")
-    return float(best["entry"]["rate"])
-
-
-def _loss(record: dict[str, Any]) -> float:
-    """A loss that was not finite is written as -1."""
-    loss = float(record["validation_loss"])
-    return loss if loss >= 0 else float("inf")
+def _loss(record: Record) -> float:
+    """A loss that was not finite is None in a record."""
+    loss = record["validation_loss"]
+    return math.inf if loss is None else float(loss)

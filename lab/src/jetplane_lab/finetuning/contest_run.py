@@ -1,15 +1,12 @@
-"""One run of a contest: a method fine-tunes the model, and what came of it is a record, a JSON file."""
+"""One run of a contest: a method fine-tunes the model, and what came of it is a record."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import math
-import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,139 +15,57 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..bench.machine import environment
-from ..cost import forward_equivalents
-from ..data import files
 from ..methods import Method, average_of, scheduled
 from ..training.batches import order
-from ..training.memory import Peak, kind
+from ..training.memory import Peak
 from ..training.precision import arithmetic
 from .contestants import CONTESTANTS, Contestant, moving
-from .encoder import Classifier, Pretrained, classifier
-from .low_rank import add_adapters
+from .entry import Data, Entry, build, losses_of
+from .run_files import Record, RunFiles, Say, finite
+from .step_cost import held_by, passes_of, peak_of, seconds_of
 from .tokens import Texts
 from .turns_on_device import Turns
 
-__all__ = ["Data", "Entry", "Settings", "passes_of", "read", "run"]
+__all__ = ["run"]
 
 _PORTIONS = 18  # of a run: the rate falls from one to the next
 _LOOKS = 6  # at the validation split
 _CHUNK = 256  # texts evaluated together
-_TIMED = 5, 10  # calls, and steps of each
+_CHECKPOINT_SECONDS = 30.0  # between two checkpoints, at least
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What all runs of a contest share."""
+def run(entry: Entry, data: Data, budget: float, folder: Path, say: Say, turns: Turns) -> Record:
+    """The record of a run: that of the folder, or of training now. ``budget``: forward passes of a batch.
 
-    source: str = "rotten-tomatoes"
-    length: int = 64
-    batch: int = 32
-    epochs: int = 3
-    rank: int = 8
-    alpha: float = 16.0
-    layers: int | None = None  # of the encoder, the first ones; None: all
-    texts: int | None = None  # of each split, the first ones; None: all
-    device: str = "cpu"
-    compile: bool = False
-    tf32: bool = False
-
-
-@dataclass(frozen=True)
-class Entry:
-    """The identity of a run. Without ``tested`` the test split is not looked at."""
-
-    method: str
-    moving: str
-    rate: float
-    seed: int
-    tested: bool
-    settings: Settings
-
-    @property
-    def name(self) -> str:
-        """Of its file."""
-        end = "" if self.tested else "-choice"
-        return f"{self.moving}-{self.method}-{self.rate:g}-seed-{self.seed}{end}.json"
-
-
-@dataclass(frozen=True)
-class Data:
-    """The model before, and the splits on the device."""
-
-    start: Pretrained
-    train: Texts
-    validation: Texts
-    test: Texts
-
-
-def read(path: Path, entry: Entry | None = None) -> dict[str, Any] | None:
-    """The record of a file, if it is there and whole, and of this entry where one is given."""
-    try:
-        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        same = entry is None or record["entry"] == json.loads(json.dumps(dataclasses.asdict(entry)))
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return record if same else None
-
-
-def run(
-    entry: Entry, data: Data, budget: float, folder: Path, say: Callable[[str], None], turns: Turns
-) -> dict[str, Any]:
-    """The record of a run: that of the folder, or of training now. ``budget``: forward passes of a batch."""
-    path = folder / entry.name
-    found = read(path, entry)
+    A run that was stopped goes on from its checkpoint, and ends with the numbers of one that was not.
+    """
+    at = RunFiles(entry, folder, say)
+    found = at.record()
     if found is None:
         with arithmetic(entry.settings.tf32):
-            found = _Run(entry, data, budget, turns, say).record()
-        files.write(path, (json.dumps(found, allow_nan=False, indent=1) + "\n").encode())
+            with _drawing(entry):
+                passes = passes_of(entry, data)
+            with _drawing(entry):
+                found = _Run(entry, data, passes, budget, turns, at).record()
+        at.write(found)
     return found
 
 
-def build(entry: Entry, data: Data) -> Classifier:
-    """The model of an entry before its first step."""
-    model = classifier(data.start, 2, entry.seed)
-    if entry.settings.layers is not None:
-        model.encoder.encoder["layer"] = model.encoder.layers[: entry.settings.layers]
-    if entry.moving == "lora":
-        add_adapters(model, entry.settings.rank, entry.settings.alpha, entry.seed)
-    return model.to(entry.settings.device)
-
-
-def losses_of(model: Classifier, train: Texts, mean: bool) -> Callable[[Tensor], Tensor]:
-    """The losses of samples, by their places, or their mean."""
-
-    def losses(index: Tensor) -> Tensor:
-        reduction = "mean" if mean else "none"
-        return functional.cross_entropy(model(train.pieces[index]), train.good[index], reduction=reduction)
-
-    return losses
-
-
-def passes_of(entry: Entry, data: Data) -> float:
-    """The forward passes of a batch that a step has, counted on a copy that is not compiled; without a first step's."""
-    contestant, model = CONTESTANTS[entry.method], build(entry, data)
-    contestant.prepare(model)
-    method = contestant.make(model, entry.rate, entry.seed, False)
-    losses = losses_of(model, data.train, not contestant.per_sample)
-    index = torch.arange(entry.settings.batch, device=entry.settings.device)
-
-    def step() -> None:
-        with contestant.guarded():
-            method.step(losses, index)
-
-    step()
-    counted = range(getattr(scheduled(method), "every", 1))  # HorizonAdam measures in one of so many
-    with arithmetic(entry.settings.tf32):
-        return statistics.mean(forward_equivalents(step, model, data.train.pieces[index]) for _ in counted)
+@contextlib.contextmanager
+def _drawing(entry: Entry) -> Iterator[None]:
+    """Dropout draws from torch's generators: here from the seed, and outside as if nothing had been drawn."""
+    device = torch.device(entry.settings.device)
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(entry.seed)
+        yield
 
 
 class _Run:
-    def __init__(self, entry: Entry, data: Data, budget: float, turns: Turns, say: Callable[[str], None]) -> None:
-        self.entry, self.data, self.turns, self.say = entry, data, turns, say
+    def __init__(self, entry: Entry, data: Data, passes: float, budget: float, turns: Turns, at: RunFiles) -> None:
+        self.entry, self.data, self.passes, self.turns, self.at = entry, data, passes, turns, at
         settings = entry.settings
         self.contestant: Contestant = CONTESTANTS[entry.method]
         self.device = torch.device(settings.device)
-        self.passes = passes_of(entry, data)
         self.peak = Peak(self.device)
         self.model = build(entry, data)
         self.contestant.prepare(self.model)
@@ -159,10 +74,11 @@ class _Run:
         epoch = len(data.train) // settings.batch
         steps = epoch * settings.epochs
         if self.contestant.by_passes:
-            steps = max(1, round(budget / self.passes))
+            steps = max(1, round(budget / passes))
         self.batches = self._order(steps, epoch)
-        self.curve: list[dict[str, float]] = []
+        self.curve: list[dict[str, float | None]] = []
         self.seconds = 0.0
+        self._saved = time.monotonic()
 
     def _order(self, steps: int, epoch: int) -> Tensor:
         """The batches of all steps (steps, B); of an epoch the last, smaller one is left out."""
@@ -173,20 +89,27 @@ class _Run:
         ]
         return torch.cat(epochs)[:steps]
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> Record:
+        """Train, from the checkpoint where there is one, and measure."""
         portions = [part for part in self.batches.tensor_split(_PORTIONS) if len(part)]
-        looks = {round((number + 1) * len(portions) / _LOOKS) for number in range(_LOOKS)}
-        done, running = 0, math.nan
-        for number, part in enumerate(portions, 1):
+        looks = {round((number + 1) * len(portions) / _LOOKS) for number in range(_LOOKS)} | {len(portions)}
+        begin = self._resumed()
+        done = sum(len(part) for part in portions[:begin])
+        for number, part in enumerate(portions[begin:], begin + 1):
             if self.contestant.decays:
                 for group in scheduled(self.method).param_groups:
                     group["lr"] = self.entry.rate * (1 - (number - 1) / len(portions))
             running = self._train(part)
             done += len(part)
-            if number in looks or number == len(portions):
+            if number in looks:
                 self._look(done, running)
-        held = self._held()
-        found: dict[str, Any] = {
+            if number < len(portions):
+                self._save(number)
+        return self._summed(done)
+
+    def _summed(self, done: int) -> Record:
+        held = held_by(self.model, self.method)
+        found: Record = {
             "entry": dataclasses.asdict(self.entry),
             "label": self.contestant.label,
             "dropout": self.contestant.dropout,
@@ -199,36 +122,64 @@ class _Run:
             "validation": self.curve[-1]["validation"],
             "validation_loss": self.curve[-1]["validation_loss"],
             "seconds": self.seconds,
-            "held": held,  # bytes: parameters, buffers, and what the optimizer keeps
+            "held": held,  # bytes: parameters, buffers, gradients, and what the optimizer keeps
         }
         if self.entry.tested:
-            found["test"], found["test_loss"] = self._evaluate(self.data.test)
-            found |= self._measured()
+            hits, loss = self._evaluate(self.data.test)
+            found |= {"test": hits, "test_loss": finite(loss), **self._measured()}
         found["environment"] = environment(self.entry.settings.device, torch.get_num_threads())
         return found
+
+    # -- stopped and gone on with -----------------------------------------------------------------------------------
+
+    def _resumed(self) -> int:
+        """The portions that the checkpoint has."""
+        state = self.at.load()
+        if state is None:
+            return 0
+        self.model.load_state_dict(state.model)  # in place: one leaf stays one
+        self.method.load_state_dict(state.optimizer)
+        self.curve, self.seconds = list(state.progress["curve"]), state.progress["seconds"]
+        torch.set_rng_state(state.progress["drawn"])
+        if self.device.type == "cuda":
+            torch.cuda.set_rng_state(state.progress["drawn there"], self.device)
+        self.at.say(f"{self.entry.name}: goes on after {state.epoch} of {_PORTIONS} parts")
+        return state.epoch
+
+    def _save(self, portions: int) -> None:
+        if time.monotonic() - self._saved < _CHECKPOINT_SECONDS:
+            return
+        progress: dict[str, Any] = {"curve": self.curve, "seconds": self.seconds, "drawn": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            progress["drawn there"] = torch.cuda.get_rng_state(self.device)
+        self.at.save(portions, dict(self.model.state_dict()), self.method.state_dict(), progress)
+        self._saved = time.monotonic()
+
+    # -- the parts of a run -----------------------------------------------------------------------------------------
 
     def _train(self, part: Tensor) -> float:
         """Steps on batches (n, B), and their mean loss."""
         with self.turns.together():
             began = time.perf_counter()
-            with self.contestant.guarded():
-                reports: Any = self._steps(part)
-                loss = float(reports.loss.double().mean())
+            reports = self._steps(part)
+            loss = float(reports.loss.double().mean())
             self.seconds += time.perf_counter() - began
         return loss
 
     def _steps(self, part: Tensor) -> Any:
-        return self.method.steps(self.losses, part)
+        with self.contestant.guarded():
+            return self.method.steps(self.losses, part)
 
     def _look(self, done: int, running: float) -> None:
         accuracy, loss = self._evaluate(self.data.validation)
-        numbers = {
-            **{"step": float(done), "passes": done * self.passes, "seconds": self.seconds},
-            **{"loss": running, "validation": accuracy, "validation_loss": loss},
-        }
-        self.curve.append({name: value if math.isfinite(value) else -1.0 for name, value in numbers.items()})
-        self.say(
-            f"{self.entry.name.removesuffix('.json')}: {done} of {len(self.batches)} steps, loss {running:.4f}, "
+        self.curve.append(
+            {
+                **{"step": done, "passes": done * self.passes, "seconds": self.seconds},
+                **{"loss": finite(running), "validation": accuracy, "validation_loss": finite(loss)},
+            }
+        )
+        self.at.say(
+            f"{self.entry.name}: {done} of {len(self.batches)} steps, loss {running:.4f}, "
             f"validation {accuracy:.2%}, {self.seconds:.0f} s"
         )
 
@@ -245,43 +196,12 @@ class _Run:
                 sums += torch.stack([(logits.argmax(1) == good).sum().double(), loss.double()])
             hits, loss = (sums / len(texts)).tolist()
         self.model.train(training)
-        return hits, loss if math.isfinite(loss) else -1.0
+        return hits, loss
 
-    def _held(self) -> int:
-        """Bytes of parameters, buffers and the optimizer's state."""
-        tensors = {id(one): one for one in (*self.model.parameters(), *self.model.buffers())}
-        tensors |= {id(one): one for one in _tensors(self.method.state_dict())}
-        return sum(one.numel() * one.element_size() for one in tensors.values())
-
-    def _measured(self) -> dict[str, Any]:
+    def _measured(self) -> Record:
         """What a step takes, with the device for itself: its time, and its peak with all that is held meanwhile."""
-        calls, steps = _TIMED
-        part = self.batches[:steps]
-        with self.turns.alone(), self.contestant.guarded():
-            self._steps(part)
-            self._wait()
-            times = []
-            for _ in range(calls):
-                began = time.perf_counter()
-                self._steps(part)
-                self._wait()
-                times.append((time.perf_counter() - began) / len(part))
+        with self.turns.alone():
+            milliseconds = 1e3 * seconds_of(self._steps, self.batches, self.entry.settings.timed)
             # two steps are a graph that is recorded only now, so that what it takes is seen
-            self.peak.clear()
-            self._steps(part[:2])
-            self._wait()
-            peak = self.peak.read()
-        return {"step_ms": 1e3 * statistics.median(times), "peak": peak, "peak_kind": kind(self.device)}
-
-    def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
-
-def _tensors(state: Any) -> list[Tensor]:
-    """The tensors of a state, which is nested."""
-    if isinstance(state, Tensor):
-        return [state]
-    if isinstance(state, dict):
-        return [one for part in state.values() for one in _tensors(part)]
-    return [one for part in state for one in _tensors(part)] if isinstance(state, list | tuple) else []
+            peak, kind = peak_of(lambda: self._steps(self.batches[:2]), self.model, self.method, self.peak)
+        return {"step_ms": milliseconds, "peak": peak, "peak_kind": kind}

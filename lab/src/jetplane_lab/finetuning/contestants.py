@@ -43,7 +43,6 @@ class Contestant:
     by_passes: bool = False
     per_sample: bool = True  # is given one loss for each sample
     dropout: bool = True
-    whole: bool = False  # all parameters are one leaf: random numbers are then drawn at once
     checkpointed: bool = False
     rates_of: str | None = None  # another method, whose choice is taken
 
@@ -135,29 +134,18 @@ _ADAMW = {"all": (1e-5, 3e-5, 1e-4, 3e-4), "lora": (1e-4, 3e-4, 1e-3, 3e-3)}
 CONTESTANTS = {
     "horizon": Contestant("HorizonAdam, J = 4", partial(_horizon, _FEW), _one(1.0)),
     "horizon-default": Contestant("HorizonAdam, J as found", partial(_horizon, None), _one(1.0)),
-    "forward-adamw": Contestant(
-        "ForwardGradient (J = 4) and AdamW", _forward_adamw, _one(5e-5, 5e-4), decays=True
-    ),  # the default of most fine-tuning, and ten times it for adapters
-    "gauss-newton": Contestant(
-        # a look at the loss behind the step cannot be compiled beside random numbers
-        *("Gauss-Newton search, K = 64", _gauss_newton, _one(1.0)),
-        by_passes=True,
-        dropout=False,
-    ),
+    # the default rate of most fine-tuning, and ten times it for adapters
+    "forward-adamw": Contestant("ForwardGradient (J = 4), AdamW", _forward_adamw, _one(5e-5, 5e-4), decays=True),
+    # a look at the loss behind the step cannot be compiled beside random numbers
+    "gauss-newton": Contestant("Gauss-Newton search, K = 64", _gauss_newton, _one(1.0), by_passes=True, dropout=False),
     "fomoh-kd": Contestant("FoMoH-3D", _fomoh, _one(0.1), by_passes=True, per_sample=False),
-    "mezo": Contestant(
-        *("MeZO", _mezo, {"all": (1e-7, 1e-6, 1e-5), "lora": (1e-5, 1e-4, 1e-3)}),
-        by_passes=True,
-        whole=True,
-    ),
-    "fzoo": Contestant(
-        *("FZOO, K = 8", _fzoo, {"all": (1e-8, 1e-7, 1e-6), "lora": (1e-7, 1e-6, 1e-5)}),
-        by_passes=True,
-        whole=True,
-    ),
-    "adamw": Contestant("AdamW by backprop", _adamw, _ADAMW, backward=True, decays=True, per_sample=False),
+    "mezo": Contestant("MeZO", _mezo, {"all": (1e-7, 1e-6, 1e-5), "lora": (1e-5, 1e-4, 1e-3)}, by_passes=True),
+    "fzoo": Contestant("FZOO, K = 8", _fzoo, {"all": (1e-8, 1e-7, 1e-6), "lora": (1e-7, 1e-6, 1e-5)}, by_passes=True),
+    "adamw": Contestant("AdamW, backprop", _adamw, _ADAMW, backward=True, decays=True, per_sample=False),
     "adamw-checkpointed": Contestant(
-        *("AdamW by checkpointed backprop", _eager_adamw, _ADAMW),
+        "AdamW, checkpointed backprop",
+        _eager_adamw,
+        _ADAMW,
         backward=True,
         decays=True,
         per_sample=False,

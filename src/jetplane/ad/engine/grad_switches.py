@@ -76,6 +76,10 @@ class GradSwitches:
         self._asked = True
         return not self._off
 
+    def requires_grad(self, code: CodeType) -> bool:
+        """Whether code is told that a perturbed tensor requires grad, as it does in backprop."""
+        return self._stops and not is_library(code)
+
     def switch(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Let a function switch autograd on or off, and note it. To be called by a function mode's hook."""
         if not self._stops or self._switching:  # a composite's body may run with the function mode entered twice

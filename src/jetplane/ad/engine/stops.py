@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import sys
 import threading
 import weakref
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -162,6 +164,37 @@ def _refuse_tracked(jets: Follower, func: Any, args: Any, kwargs: Any) -> Any:
     return func(*args, **kwargs)
 
 
+def _requires_grad(jets: Follower, func: Any, args: Any, kwargs: Any) -> bool:
+    # a program that asks decides by the answer, such as whether derivatives inside it are to have a graph; in backprop
+    # what depends on a parameter says yes
+    enabled = bool(func(*args, **kwargs))
+    if enabled or _torch.is_functorch_wrapper(args[0]):
+        return enabled
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename == __file__:  # the hooks of nested passes
+        frame = frame.f_back
+    return frame is not None and jets.switches.requires_grad(frame.f_code) and jets.tracks(args[0])
+
+
+def _keep_gradient(jets: Follower, func: Any, args: Any, kwargs: Any) -> Any:
+    # no backward pass comes, so there is nothing to keep
+    return None if _has_no_graph(jets, args[0]) else func(*args, **kwargs)
+
+
+def _refuse_hook(jets: Follower, func: Any, args: Any, kwargs: Any) -> Any:
+    if _has_no_graph(jets, args[0]):
+        raise UnsupportedProgram(
+            f"{call_site('register_hook')} puts a hook on the gradient of a perturbed tensor, which no backward pass "
+            "will call; expected a program without it."
+        )
+    return func(*args, **kwargs)
+
+
+def _has_no_graph(jets: Follower, tensor: Tensor) -> bool:
+    """Whether autograd knows nothing of a perturbed tensor, as in a pass, which runs with autograd off."""
+    return not _torch.is_functorch_wrapper(tensor) and not _requires(tensor) and jets.tracks(tensor)
+
+
 def _without_fused_rnn(jets: Follower, func: Any, args: Any, kwargs: Any) -> Any:
     # cuDNN's and oneDNN's fused layers hide the recurrence; without them torch unrolls it into plain operations
     with _torch.without_fused_libraries():
@@ -190,6 +223,15 @@ def _linear_cross_entropy(jets: Follower, func: Any, args: Any, kwargs: Any) -> 
     return _loss(jets, F.cross_entropy, (z, given["target"]), options)
 
 
+_REQUIRES_GRAD: Any = torch.Tensor.requires_grad.__get__  # type: ignore[attr-defined]
+
+
+def _requires(tensor: Tensor) -> bool:
+    """What autograd itself says."""
+    with _torch.no_function_modes():
+        return bool(tensor.requires_grad)
+
+
 _HOOKS: dict[Any, Any] = {
     **dict.fromkeys(LOSSES, _loss),
     _torch.SET_GRAD_ENABLED: _switch,
@@ -204,6 +246,9 @@ _HOOKS: dict[Any, Any] = {
     torch.Tensor.backward: _differentiate,
     torch.nn.functional.gumbel_softmax: _gumbel_softmax,
     torch.Tensor.data.__set__: _refuse_tracked,  # type: ignore[attr-defined]
+    _REQUIRES_GRAD: _requires_grad,
+    torch.Tensor.retain_grad: _keep_gradient,
+    torch.Tensor.register_hook: _refuse_hook,
     torch.Tensor.numpy: _refuse_tracked,
     torch.Tensor.__array__: _refuse_tracked,
     torch.Tensor.__dlpack__: _refuse_tracked,

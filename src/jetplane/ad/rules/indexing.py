@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -174,3 +175,55 @@ def _index_reduce(
 constant(aten.embedding_renorm_.default)
 composite(aten.scatter_reduce.two, _scatter_reduce_clipped)
 composite(aten.index_reduce, _index_reduce)
+_OLD_NAMES = {"add": "sum", "multiply": "prod"}
+composite(
+    aten.scatter.reduce,
+    lambda x, dim, index, src, *, reduce: _scatter_reduce_clipped(x, dim, index, src, _OLD_NAMES[reduce]),
+)
+composite(
+    aten.scatter.value_reduce,
+    lambda x, dim, index, value, *, reduce: _scatter_reduce_clipped(
+        x, dim, index, x.detach().new_full(index.shape, value), _OLD_NAMES[reduce]
+    ),
+)
+
+
+def _segment_reduce(
+    data: Tensor,
+    reduce: str,
+    *,
+    lengths: Tensor | None = None,
+    indices: Tensor | None = None,
+    offsets: Tensor | None = None,
+    axis: int = 0,
+    unsafe: bool = False,
+    initial: float | None = None,
+) -> Any:
+    """Neighbours along the first axis, as many to each slot as its length says."""
+    given = lengths if lengths is not None else offsets.diff() if offsets is not None else None
+    if given is None or given.ndim != 1 or axis != 0:
+        return NotImplemented
+    slots = torch.repeat_interleave(torch.arange(len(given), device=data.device), given)
+    slots = slots.reshape(-1, *(1,) * (data.ndim - 1)).expand(data.shape)
+    shape = (len(given), *data.shape[1:])
+    start = data.detach().new_full(shape, _EMPTY[reduce] if initial is None else initial)
+    if reduce == "mean":  # what it begins with is added, and not counted
+        count = given.reshape(-1, *(1,) * (data.ndim - 1)).to(data.dtype)
+        total = (start if initial is not None else torch.zeros_like(start)).scatter_add(0, slots, data)
+        return torch.where(count > 0, total / count.clamp(min=1), start)
+    return _scatter_reduce_clipped(start, 0, slots, data, {"max": "amax", "min": "amin"}.get(reduce, reduce))
+
+
+_EMPTY = {"sum": 0.0, "mean": math.nan, "prod": 1.0, "max": -math.inf, "min": math.inf}
+composite(aten.segment_reduce, _segment_reduce)
+
+
+def _pack_padded(x: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
+    """The steps of all sequences, the first ones first, and how many sequences are still there at each."""
+    steps = x.transpose(0, 1) if batch_first else x
+    there = torch.arange(int(lengths[0]))[:, None] < lengths  # longest first
+    step, sequence = there.nonzero().unbind(1)
+    return steps[step.to(x.device), sequence.to(x.device)], there.sum(1)
+
+
+composite(aten._pack_padded_sequence, _pack_padded)

@@ -135,7 +135,9 @@ def _addmm_activation(
     bias: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1, use_gelu: bool = False
 ) -> Tensor:
     y = torch.addmm(bias, a, b, beta=beta, alpha=alpha)
-    return torch.nn.functional.gelu(y, approximate="tanh") if use_gelu else y.relu()
+    if not use_gelu:
+        return y.relu()
+    return torch.nn.functional.gelu(y, approximate="tanh" if y.is_cuda else "none")  # as torch's kernels have it
 
 
 composite(aten._addmm_activation, _addmm_activation)
@@ -258,6 +260,14 @@ class Convolution:
         """Channels (g R O/g) of the axis behind the batch, apart: (..., B, g, R, O/g, ...)."""
         axis = y.ndim - len(self.stride) - 1
         return y.unflatten(axis, (self.groups, rows, -1))
+
+
+composite(
+    aten.conv_tbc,  # (T, B, C), kernels (taps, C, out)
+    lambda x, weight, bias, pad=0: torch.conv1d(x.permute(1, 2, 0), weight.permute(2, 1, 0), bias, padding=pad).permute(
+        2, 0, 1
+    ),
+)
 
 
 @jet_rule(aten.convolution.default, "bilinear")

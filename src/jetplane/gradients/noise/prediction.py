@@ -107,6 +107,14 @@ class Prediction:
         self._residuals.append(tangents.to(predicted) - predicted)
         return predicted.to(tangents)
 
+    def seen(self) -> list[Tensor]:
+        """What is known of the tangents that were carried, (K, ...) each."""
+        return [torch.cat(self._residuals)] if self._residuals else []
+
+    def see(self, parts: list[Tensor]) -> None:
+        """The same of all tangents, which other processes have carried."""
+        self._residuals = parts
+
     # -- second pass ------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
@@ -241,10 +249,14 @@ class NoPrediction:
     def __init__(self) -> None:
         self.sites: dict[int, Grid] = {}
 
+    def seen(self) -> list[Tensor]:
+        return []
+
     def length(self, site: Site) -> None: ...
     def carry(self, site: Site, rows: Tensor) -> None: ...
     def close(self, tangents: Tensor) -> None: ...
     def begin(self) -> None: ...
+    def see(self, parts: list[Tensor]) -> None: ...
     def restored(self, site: Site, activation: Tensor) -> None: ...
     def learn(self, site: Site, rows: Tensor, alive: Tensor | None, start: int) -> None: ...
     def weigh(self, site: Site, found: Tensor, numbers: Tensor, alive: Tensor | None) -> None: ...

@@ -97,6 +97,19 @@ class Statistics:
         parts = [parts[-1].sum(2) for one in (self._along, self._read) for parts in one.values()]
         return 0.0 * torch.stack([part.to(parts[0]) for part in parts]).sum(0)
 
+    def seen(self) -> list[Tensor]:
+        """What is known of the tangents that were carried, (K, ...) each."""
+        return [torch.cat(one[number]) for one in (self._along, self._read) for number in one] + [
+            torch.cat(self._scalars)
+        ]
+
+    def see(self, parts: list[Tensor]) -> None:
+        """The same of all tangents, which other processes have carried."""
+        *norms, scalars = parts
+        given = iter(norms)
+        self._along, self._read = ({number: [next(given)] for number in one} for one in (self._along, self._read))
+        self._scalars = [scalars]
+
     # -- between the passes -----------------------------------------------------------------------------------------
 
     def close(self, tangents: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...parallel.tangents import Tangents
 from ..noise.learned import Learned
 from ..noise.prediction import NOTHING, NoPrediction, Prediction
 from ..noise.readout import Readout
@@ -17,6 +18,7 @@ from ..noise.signs import Noise
 from ..noise.statistics import Statistics
 from ..plan.noise_plan import NoisePlan, Site
 from .program_passes import Passes
+from .shared_tangents import together
 
 __all__ = ["Estimate", "looked_at", "two_passes"]
 
@@ -33,6 +35,7 @@ class Estimate:
     readout: Readout | None
     prediction: Prediction | NoPrediction
     exact_norms: bool = False  # whether nothing that batch norms add is left out
+    sharing: Tangents | None = None  # the processes that carry other tangents of the same samples
 
     def statistics(self) -> Statistics | None:
         """What the passes will see of batch norms; None where there are none."""
@@ -65,12 +68,16 @@ def two_passes(
     if not plan.sites:
         return passes.collect(plan, one.again, None, 1, check)
     statistics, parts = one.statistics(), []
-    for start in range(0, one.count, one.chunk):
-        stop = min(start + one.chunk, one.count)
+    mine = range(one.count) if one.sharing is None else one.sharing.mine(one.count)
+    for start in range(mine.start, mine.stop, one.chunk):
+        stop = min(start + one.chunk, mine.stop)
         rows = partial(_drawn, one.noise, start, stop)
         parts.append(passes.carry(plan, rows, stop - start, True, one.readout, one.prediction, statistics))
     check()
-    scalars = torch.cat(parts) / (one.count * plan.total)
+    found = torch.cat(parts)
+    if one.sharing is not None:
+        found = together(one.sharing, one.count, found, one.prediction, statistics)
+    scalars = found / (one.count * plan.total)
     one.prediction.begin()
     if statistics is not None:
         statistics.close(one.count)

@@ -230,8 +230,7 @@ class HorizonAdam(torch.optim.Optimizer):
                 self.state[leaf] = fresh(leaf, self.rotate)
                 self._new.append(leaf)
         step = self.estimate.step if self._leaves else self._options.get("step", 0)
-        group = None if self._crew.processes is None else self._crew.processes.group
-        shared = {"step": step, "process_group": group, "check_every": None}
+        shared = {"step": step, "process_group": self._crew.given, "check_every": None}
         self.estimate = ForwardGradient(leaves, **self._options | shared)
         self.estimate.crew.trust()  # this one looks
         self._begun = [begun.get(id(leaf), taken) for leaf in leaves]

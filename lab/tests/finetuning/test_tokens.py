@@ -1,0 +1,44 @@
+"""Texts become pieces of one length."""
+
+from __future__ import annotations
+
+import builtins
+import json
+from typing import Any
+
+import pytest
+import torch
+
+import tiny_texts
+from jetplane_lab.data.errors import DataError
+from jetplane_lab.finetuning.reviews import Review
+from jetplane_lab.finetuning.tokens import Texts, encode
+
+VOCABULARY = json.dumps(tiny_texts.VOCABULARY).encode()
+
+
+def test_pieces_marks_and_what_fills_up() -> None:
+    pytest.importorskip("tokenizers")
+    found = encode(VOCABULARY, [Review("a good film", True), Review("not a very very bad one", False)], 6)
+    assert found.pieces.tolist() == [[2, 8, 4, 6, 3, 0], [2, 9, 8, 7, 7, 3]]
+    assert found.good.tolist() == [1, 0] and len(found) == 2
+    assert found.pieces.dtype == found.good.dtype == torch.int64
+    assert encode(VOCABULARY, [], 6).pieces.shape == (0, 6)
+
+
+def test_texts_move_together() -> None:
+    there = Texts(torch.ones(2, 3), torch.ones(2)).to("meta")
+    assert there.pieces.device.type == there.good.device.type == "meta"
+
+
+def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = builtins.__import__
+
+    def missing(name: str, *rest: Any) -> Any:
+        if name.startswith("tokenizers"):
+            raise ImportError(name)
+        return before(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", missing)
+    with pytest.raises(DataError, match=r"texts need the package tokenizers; expected the extra 'text'"):
+        encode(VOCABULARY, [], 6)
