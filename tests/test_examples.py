@@ -42,12 +42,8 @@ SMALLER = {
 
 
 def main_of(path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], None]:
-    """The main function of an example; nothing runs when it is imported.
-
-    The compiler looks its module up by name, and so do the processes that an example starts.
-    """
-    name = path.stem
-    monkeypatch.syspath_prepend(path.parent)
+    """The main function of an example; nothing runs when it is imported. The compiler looks its module up by name."""
+    name = f"example_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
