@@ -185,7 +185,7 @@ class ForwardGradient:
         has_aux: bool = False,
         offset: int | None = None,
         total: int | None = None,
-    ) -> Any:
+    ) -> Tensor | tuple[Tensor, Any]:
         """Add the estimate of d mean(loss_fn(*batch)) to ``.grad``; the mean loss, with aux if there is one.
 
         Where the batch is a part of a larger one, its samples are those from ``offset`` on, of ``total``, and what is
@@ -208,7 +208,7 @@ class ForwardGradient:
     def steps(self, loss_fn: Losses, *batches: Any, has_aux: Plain = False) -> Tensor: ...
     @overload
     def steps(self, loss_fn: WithAux[Aux], *batches: Any, has_aux: Paired) -> tuple[Tensor, Aux]: ...
-    def steps(self, loss_fn: Callable[..., Any], *batches: Any, has_aux: bool = False) -> Any:
+    def steps(self, loss_fn: Callable[..., Any], *batches: Any, has_aux: bool = False) -> Tensor | tuple[Tensor, Any]:
         """Add an estimate for each entry of the first axis of the batches; the mean losses (n,), with aux.
 
         With ``compile`` on CUDA they are replayed as one graph, without a word to the host between them.
@@ -546,7 +546,7 @@ def forward_gradient(
     control: bool = True,
     batch_norm: str = "bounded",
     has_aux: bool = False,
-) -> Any:
+) -> Tensor | tuple[Tensor, Any]:
     """Add a forward estimate of the gradient of ``loss_fn(*batch).mean()`` to ``.grad``, and return that mean.
 
     ``loss_fn`` returns one loss for each sample, (B,), or (B, ...), summed over the rest. ``params`` are tensors, a

@@ -172,7 +172,9 @@ def jvp(
     func: WithAux[Out, Aux], primals: Any, tangents: Any, *, has_aux: Paired, no_grad: str = "stop"
 ) -> tuple[Out, Out, Aux]: ...
 @_torch.apart_from_graphs
-def jvp(func: Callable[..., Any], primals: Any, tangents: Any, *, has_aux: bool = False, no_grad: str = "stop") -> Any:
+def jvp(
+    func: Callable[..., Any], primals: Any, tangents: Any, *, has_aux: bool = False, no_grad: str = "stop"
+) -> tuple[Any, ...]:
     """The value of ``func`` and its derivative along ``tangents``: ``(output, J v)``.
 
     As torch.func.jvp; also where ``func`` switches autograd off, with ``no_grad="follow"``.
@@ -205,7 +207,7 @@ def hyperdual(
     *,
     has_aux: bool = False,
     no_grad: str = "stop",
-) -> Any:
+) -> HyperDual | tuple[HyperDual, Any]:
     """``func`` of the hyper-dual number x + v1 e1 + v2 e2 + v12 e1 e2, for outputs of any shape.
 
     eps12 = grad f . v12 + v1^T H v2.
@@ -261,7 +263,7 @@ def jet(
     chunk_size: int | None = None,
     memory: int | str | None = None,
     no_grad: str = "stop",
-) -> Any:
+) -> Jet | tuple[Jet, Any]:
     """The value, the K first and the chosen second derivatives of ``func`` along ``directions``, in one pass.
 
     ``pairs`` is "all", "diagonal", "star", "laplacian", "none" or a :class:`PairSet`. The fields of the Jet have the
@@ -300,7 +302,7 @@ def quadratic(
     chunk_size: int | None = None,
     memory: int | str | None = None,
     no_grad: str = "stop",
-) -> Any:
+) -> Quadratic | tuple[Quadratic, Any]:
     """The quadratic model of a scalar function in the plane of ``directions``: loss, slope V g, curvature V H V^T.
 
     With ``curvature="ggn"`` the curvature is Gauss-Newton's, V J^T (Hess loss) J V^T with J of the model's output; see
