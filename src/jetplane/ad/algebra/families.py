@@ -17,7 +17,7 @@ from torch import Tensor
 from ...errors import MissingRule
 from .. import _torch
 from .jet import Lifted, Operand, PairSet
-from .registry import POINTWISE, SPARSE, Kind, Rule, Traits, add, argument_names, name_of
+from .registry import PLAIN, POINTWISE, SPARSE, Kind, Rule, Traits, add, argument_names, name_of
 from .sparse import Factors, SparseOperand, Support, Term, gathered, term_of, with_outer
 
 Derivative = Callable[..., Any]
@@ -59,7 +59,9 @@ def transparent(*functions: Any) -> None:
 _TRAITS = {"elementwise": POINTWISE, "bilinear": SPARSE}  # of families, also where a rule is written out
 
 
-def jet_rule(op: Any, family: str = "jet") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def jet_rule(
+    op: Any, family: str = "jet", traits: Traits | None = None
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator for a rule written out in full: ``rule(pairs, op, *args, **kwargs)``.
 
     Perturbed tensors arrive as :class:`Operand`, all others as they are; the rule returns an Operand for each output
@@ -67,7 +69,7 @@ def jet_rule(op: Any, family: str = "jet") -> Callable[[Callable[..., Any]], Cal
     """
 
     def enter(rule: Callable[..., Any]) -> Callable[..., Any]:
-        add(op, Rule(family, Kind.JET, rule, _TRAITS.get(family, Traits())))
+        add(op, Rule(family, Kind.JET, rule, traits or _TRAITS.get(family, PLAIN)))
         return rule
 
     return enter
@@ -222,7 +224,7 @@ def _is_one(factor: Any) -> bool:
 # -- linear -------------------------------------------------------------------------------------------------------
 
 
-def linear(op: Any, over: str | Sequence[str] | None = None, dims: str | None = None) -> None:
+def linear(op: Any, over: str | Sequence[str] | None = None, dims: str | None = None, traits: Traits = PLAIN) -> None:
     """An operation jointly linear (or affine) in the arguments named by ``over``; by default in the first one.
 
     Its rows are the operation applied to the rows, with every other operand of ``over`` set to zero. Rows are lifted
@@ -247,7 +249,7 @@ def linear(op: Any, over: str | Sequence[str] | None = None, dims: str | None = 
 
         return rejoin(y, lift("tangent"), lift("second") if pairs.rows else None)
 
-    add(op, Rule("linear", Kind.JET, rule))
+    add(op, Rule("linear", Kind.JET, rule, traits))
 
 
 def rejoin(y: Any, tangent: Any, second: Any) -> Any:

@@ -14,7 +14,8 @@ from ...errors import UnsupportedProgram
 from .. import _torch
 from .. import _torch_distributed as groups
 from ..algebra.jet import Jet, PairSet
-from ..engine.boundary import Boundary, Crossing, crossings
+from ..engine.boundary import Boundary
+from ..engine.crossing import Crossing, crossings
 from ..engine.guards import guarded
 from ..engine.interpreter import JetMode
 from ..engine.rows import Seed, Source
