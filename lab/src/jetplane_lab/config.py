@@ -139,6 +139,11 @@ class Config:
             if value is not None and not (math.isfinite(value) and low < value < high):
                 raise ValueError(f"{name} is {value!r}; expected {expected}.")
         _check_device(self.device)
+        self._check_together()
+        self._check_options()
+
+    def _check_together(self) -> None:
+        """Raise where options contradict each other."""
         if self.solver is not None:
             choice("solver", self.solver, SOLVERS)
         if self.eps is not None and self.solver not in (None, "absolute-curvature"):
@@ -147,7 +152,6 @@ class Config:
             raise ValueError(f"start is {self.start!r} and solver {self.solver}; {', '.join(ADAPTIVE)} have one.")
         if self.augment and self.dataset in _UPRIGHT:
             raise ValueError(f"augment is True, but a mirrored image of {self.dataset} is another; expected cifar-10.")
-        self._check_options()
 
     def _check_options(self) -> None:
         """Raise where an option is given that the method does not take."""
