@@ -24,6 +24,7 @@ log = logging.getLogger("jetplane")
 
 _KEPT = 8  # plans for batches of one form
 _WIDE, _PROBED = 64, 8  # tangents that a probe carries at once where they fit; where so many are asked for at a time
+_PARTS = 8  # first passes that save memory which nobody has said to be short
 _EACH = 3  # what a tangent of a value holds at most, with what makes it, in units of the value
 
 
@@ -45,6 +46,8 @@ class Width:
         if self.chunk_size is not None:
             return min(most, self.chunk_size)
         parts = math.ceil(most / self.fitting(plan, most, held))
+        if self.memory is None:
+            parts = min(parts, _PARTS)
         return math.ceil(most / parts)  # chunks of one size: as few passes, and less memory
 
     def fitting(self, plan: NoisePlan, most: int, held: int = 0) -> int:
