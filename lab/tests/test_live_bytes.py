@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 import jetplane as jp
-from jetplane_lab.live_bytes import live_bytes, tensors_of
+from jetplane_lab.live_bytes import held_tensors, live_bytes, step_bytes, tensors_of
 
 X = torch.ones(1000)
 SIZE = 4000
@@ -59,3 +59,24 @@ def test_passes_of_this_library_are_seen() -> None:
 
 def test_tensors_in_a_state() -> None:
     assert [one.numel() for one in tensors_of({"a": [torch.ones(1), (torch.ones(2), 3)], "b": "c"})] == [1, 2]
+
+
+def test_a_step_with_what_stays_between_steps() -> None:
+    model = nn.Linear(1000, 1, bias=False)
+    adam = torch.optim.Adam(model.parameters(), capturable=False, foreach=False)
+
+    def step() -> None:
+        adam.zero_grad()
+        model(X).sum().backward()
+        adam.step()
+
+    step()
+    assert len(list(held_tensors(model, adam.state_dict))) == 5  # weight, gradient, two moments, and a count
+    found = step_bytes(step, model, adam.state_dict)
+    assert 4 * SIZE < found < 8 * SIZE
+
+
+def test_a_state_of_copies_counts_as_what_they_are_copies_of() -> None:
+    model, kept = nn.Linear(1000, 1, bias=False), torch.zeros(1000)
+    assert step_bytes(lambda: kept + 1, model, lambda: {"kept": kept}) == 3 * SIZE
+    assert step_bytes(lambda: kept + 1, model, lambda: {"kept": kept.clone()}) == 3 * SIZE
