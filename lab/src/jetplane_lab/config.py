@@ -60,8 +60,8 @@ PER_SAMPLE = (*FORWARD_GRADIENT, "gauss-newton")  # are given one loss for each 
 ZEROTH_ORDER = ("mezo", "fzoo")  # know losses alone
 REVERSE = ("fomoh-bp", "backprop", "sgd", "adam")  # use a backward pass
 SCHEDULES = ("none", "rise", "step", "milestone3", "cosine", "custom")
-SOLVERS = ("absolute-curvature", "jittered-inverse", "saddle-free", "softabs", "damped", "trust-region", "cubic")
-ADAPTIVE = ("damped", "trust-region", "cubic")
+ADAPTIVE = ("damped", "trust-region", "cubic", "levenberg-marquardt")
+SOLVERS = ("absolute-curvature", "jittered-inverse", "saddle-free", "softabs", *ADAPTIVE)
 _UPRIGHT = ("mnist", "fashion-mnist", "digits")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
