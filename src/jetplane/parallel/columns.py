@@ -99,8 +99,8 @@ class Columns:
         for rank, record in enumerate(records):
             if record[1] != first[1]:
                 raise ProcessesDiffer(
-                    f"process {rank} of those that share directions has {int(record[1])} passes to share at {what}, and "
-                    f"process 0 {int(first[1])}; expected the same chunk_size, or memory, in both."
+                    f"process {rank} of those that share directions has {int(record[1])} passes to share at {what}, "
+                    f"and process 0 {int(first[1])}; expected the same chunk_size, or memory, in both."
                 )
             near = torch.isclose(record[2], first[2], rtol=_ALIKE, atol=0.0, equal_nan=True)
             if record[0] != first[0] or not bool(near):
