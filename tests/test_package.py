@@ -38,6 +38,22 @@ def test_no_metadata_names_a_distribution_of_this_repository(package: Path) -> N
 
 
 @pytest.mark.slow
+def test_what_public_functions_return_is_known_to_a_type_checker(tmp_path: Path) -> None:
+    pytest.importorskip("mypy")
+    program = ROOT / "tests" / "public_types.py"
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path), "--warn-unused-ignores"]
+    done = subprocess.run([*command, str(program)], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stdout
+    # it can fail: the same with another type
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text(
+        program.read_text().replace("assert_type(jp.hvp(f, x, x), Tensor)", "assert_type(jp.hvp(f, x, x), int)")
+    )
+    done = subprocess.run([*command, str(wrong)], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 1 and 'Expression is of type "Tensor", not "int"' in done.stdout
+
+
+@pytest.mark.slow
 def test_the_wheel_is_small_and_holds_no_data(tmp_path: Path) -> None:
     pytest.importorskip("setuptools")
     options = ("--no-deps", "--no-build-isolation", "--disable-pip-version-check", "--quiet")

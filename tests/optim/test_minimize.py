@@ -456,6 +456,17 @@ def test_scipy_with_nothing_chosen_and_a_callback() -> None:
     assert len(seen) == ours.nit and ours.fun <= theirs.fun
 
 
+def test_a_callback_of_the_point_as_scipys_users_write_it() -> None:
+    seen: list[numpy.ndarray] = []
+
+    def callback(xk: numpy.ndarray) -> None:
+        seen.append(xk.copy())
+
+    ours = scipy.optimize.minimize(rosenbrock, START.numpy(), method=jp.minimize, callback=callback)
+    assert len(seen) == ours.nit and all(isinstance(x, numpy.ndarray) for x in seen)
+    numpy.testing.assert_allclose(seen[-1], ours.x, atol=1e-6)
+
+
 def test_derivatives_that_are_given_are_not_used_and_bounds_are_refused() -> None:
     with pytest.warns(RuntimeWarning, match="jac and hess given, and not used"):
         result = scipy.optimize.minimize(

@@ -9,7 +9,7 @@ import functools
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -27,11 +27,13 @@ from .cuda_graphs import Pool, Recorded
 
 __all__ = ["compile"]
 
+Transform = TypeVar("Transform", bound=Callable[..., Any])
+
 _KEPT = 32  # signatures of one compiled transform
 _FEW = 4  # directions at a time, where a compiled pass is compared with the uncompiled one
 
 
-def compile(transform: Callable[..., Any]) -> Callable[..., Any]:
+def compile(transform: Transform) -> Transform:
     """``jp.quadratic`` or ``jp.jet`` as a function with the same arguments whose passes are compiled.
 
     A program is captured at its first call, and again where shapes, dtypes, the pairs, ``train()`` or ``eval()``
@@ -64,7 +66,7 @@ def compile(transform: Callable[..., Any]) -> Callable[..., Any]:
             pairs = "none" if entry(curvature).order is Order.FIRST else "all"
             return planes[curvature](func, primals, directions, pairs, has_aux, no_grad)
 
-        return quadratic
+        return cast(Transform, quadratic)
     if transform is transforms.jet:
         jets = _Calls(transforms.jet, _AsJet())
 
@@ -83,7 +85,7 @@ def compile(transform: Callable[..., Any]) -> Callable[..., Any]:
             _refuse_chunks(chunk_size, memory)
             return jets(func, primals, directions, pairs, has_aux, no_grad)
 
-        return jet
+        return cast(Transform, jet)
     name = getattr(transform, "__name__", type(transform).__name__)
     raise ValueError(f"{name} cannot be compiled; expected jetplane.quadratic or jetplane.jet.")
 

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -49,6 +49,11 @@ _HOOKS = "hooks"
 _NOISY = 4.0  # times the power of all else: what the norms' part may have before it is worth a warning
 
 Params = Iterable[Any] | Mapping[str, Tensor]
+Aux = TypeVar("Aux")
+Losses = Callable[..., Tensor]
+WithAux = Callable[..., tuple[Tensor, Aux]]
+Plain = Literal[False]  # has_aux
+Paired = Literal[True]
 
 
 class ForwardGradient:
@@ -156,6 +161,15 @@ class ForwardGradient:
 
     # -- use --------------------------------------------------------------------------------------------------------
 
+    @overload
+    def __call__(
+        self, loss_fn: Losses, *batch: Any, has_aux: Plain = False, offset: int | None = None, total: int | None = None
+    ) -> Tensor: ...
+    @overload
+    def __call__(
+        self, loss_fn: WithAux[Aux], *batch: Any, has_aux: Paired, offset: int | None = None, total: int | None = None
+    ) -> tuple[Tensor, Aux]: ...
+    @overload
     def __call__(
         self,
         loss_fn: Callable[..., Any],
@@ -163,7 +177,15 @@ class ForwardGradient:
         has_aux: bool = False,
         offset: int | None = None,
         total: int | None = None,
-    ) -> Any:
+    ) -> Any: ...
+    def __call__(
+        self,
+        loss_fn: Callable[..., Any],
+        *batch: Any,
+        has_aux: bool = False,
+        offset: int | None = None,
+        total: int | None = None,
+    ) -> Tensor | tuple[Tensor, Any]:
         """Add the estimate of d mean(loss_fn(*batch)) to ``.grad``; the mean loss, with aux if there is one.
 
         Where the batch is a part of a larger one, its samples are those from ``offset`` on, of ``total``, and what is
@@ -182,7 +204,11 @@ class ForwardGradient:
         losses, aux = found
         return (losses[0], _torch.pytree.tree_map_only(Tensor, lambda one: one[0], aux)) if has_aux else losses[0]
 
-    def steps(self, loss_fn: Callable[..., Any], *batches: Any, has_aux: bool = False) -> Any:
+    @overload
+    def steps(self, loss_fn: Losses, *batches: Any, has_aux: Plain = False) -> Tensor: ...
+    @overload
+    def steps(self, loss_fn: WithAux[Aux], *batches: Any, has_aux: Paired) -> tuple[Tensor, Aux]: ...
+    def steps(self, loss_fn: Callable[..., Any], *batches: Any, has_aux: bool = False) -> Tensor | tuple[Tensor, Any]:
         """Add an estimate for each entry of the first axis of the batches; the mean losses (n,), with aux.
 
         With ``compile`` on CUDA they are replayed as one graph, without a word to the host between them.
@@ -482,6 +508,29 @@ def _check_word(name: str, value: object, bits: int) -> None:
 _KEPT = KeptByParameters()
 
 
+class _Options(TypedDict, total=False):
+    """Those of a forward gradient."""
+
+    samples: int | None
+    estimator: str
+    seed: int
+    step: int | None
+    chunk_size: int | None
+    memory: str | int | None
+    coupled: str
+    allow_unused: bool
+    control: bool
+    batch_norm: str
+
+
+@overload
+def forward_gradient(
+    loss_fn: Losses, params: Params, *batch: Any, has_aux: Plain = False, **options: Unpack[_Options]
+) -> Tensor: ...
+@overload
+def forward_gradient(
+    loss_fn: WithAux[Aux], params: Params, *batch: Any, has_aux: Paired, **options: Unpack[_Options]
+) -> tuple[Tensor, Aux]: ...
 def forward_gradient(
     loss_fn: Callable[..., Any],
     params: Params,
@@ -497,7 +546,7 @@ def forward_gradient(
     control: bool = True,
     batch_norm: str = "bounded",
     has_aux: bool = False,
-) -> Any:
+) -> Tensor | tuple[Tensor, Any]:
     """Add a forward estimate of the gradient of ``loss_fn(*batch).mean()`` to ``.grad``, and return that mean.
 
     ``loss_fn`` returns one loss for each sample, (B,), or (B, ...), summed over the rest. ``params`` are tensors, a

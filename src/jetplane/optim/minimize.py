@@ -66,7 +66,7 @@ def minimize(
     maxfev: int | None = None,
     seed: int = 0,
     disp: bool = False,
-    callback: Callable[[Result], Any] | None = None,
+    callback: Callable[[Any], Any] | None = None,
     options: dict[str, Any] | None = None,
     **more: Any,
 ) -> Result:
@@ -84,8 +84,8 @@ def minimize(
 
     Converged means that in three iterations in a row the loss changed by at most ``ftol * max(|loss|, 1)``, or the
     norm of the slope along the directions was at most ``gtol``; ``tol`` sets both. ``fun`` is called at most ``maxfev``
-    times. ``callback(intermediate_result)`` follows each iteration with a Result, and may raise StopIteration. ``disp``
-    prints how it ended.
+    times. ``callback(intermediate_result)`` follows each iteration with a Result, or ``callback(xk)``, by that name or
+    as ``x``, with its point; it may raise StopIteration. ``disp`` prints how it ended.
 
     x of the result is the best point that was seen, and jac the gradient there, from a forward pass: by default where
     x0 has at most 200 entries, with ``jac=True`` always, with ``jac=False`` never. Steps that are rejected count as
@@ -165,13 +165,22 @@ class _Rules:
         return rules
 
 
-def _stops(callback: Callable[[Result], Any], result: Result) -> bool:
+def _stops(callback: Callable[[Any], Any], result: Result) -> bool:
     """Whether the callback ends the iterations."""
     try:
-        callback(result)
+        callback(result.x if _wants_point(callback) else result)
     except StopIteration:
         return True
     return False
+
+
+def _wants_point(callback: Callable[[Any], Any]) -> bool:
+    """Whether it is one of scipy's older kind, ``callback(xk)``."""
+    try:
+        names = list(inspect.signature(callback).parameters)
+    except (TypeError, ValueError):  # some built-in functions have no signature
+        return False
+    return names[:1] in (["xk"], ["x"])
 
 
 class _Spent(Exception):
@@ -251,13 +260,13 @@ class _Search:
         self._rejected, self._promised = 0, False  # steps in a row, and whether one of them promised much
         self._history: list[float] = []
 
-    def run(self, callback: Callable[[Result], Any] | None) -> tuple[Ending, str]:
+    def run(self, callback: Callable[[Any], Any] | None) -> tuple[Ending, str]:
         """All iterations, and why they ended."""
         ending = self._iterate(callback)
         self._finish()
         return ending
 
-    def _iterate(self, callback: Callable[[Result], Any] | None) -> tuple[Ending, str]:
+    def _iterate(self, callback: Callable[[Any], Any] | None) -> tuple[Ending, str]:
         for _ in range(self._rules.maxiter):
             try:
                 quiet = self.step()

@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import jetplane as jp
 from horizons import F64, data, losses_of, net
@@ -219,6 +220,10 @@ def test_bad_options(options: dict[str, Any], message: str) -> None:
 
 def test_bad_calls() -> None:
     opt = HorizonAdam(net().parameters())
+    with FakeTensorMode():
+        elsewhere = nn.Parameter(torch.empty(3, device="mps"))
+    with pytest.raises(ValueError, match=r"^a parameter is on mps, which has no float64 for the path; expected"):
+        HorizonAdam([elsewhere])
     with pytest.raises(RuntimeError, match=r"^there is no report before the first step; expected a call of step\."):
         _ = opt.report
     with pytest.raises(TypeError, match=r"^step got NoneType; expected a function that returns the losses"):

@@ -273,7 +273,7 @@ def _trainer(
 def _sentence(summary: Summary) -> str:
     again = " Go on with --resume." if summary.reason == "interrupted" else ""
     return (
-        f"{summary.message}{again}\n{summary.seconds:.1f} s of training, "
+        f"{summary.message}{again}\n{summary.seconds:.1f} s, "
         f"{summary.forward_equivalents_per_step:.3g} forward passes a step, peak memory "
         f"{summary.peak_memory / 2**20:.0f} MiB ({summary.peak_memory_kind})."
     )

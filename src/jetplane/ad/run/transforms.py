@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -30,6 +30,32 @@ from .passes import Chunk, assemble, check_directions, check_leaf, chunks, lazil
 from .replay import Replay
 
 __all__ = ["gradient", "hessian", "hvp", "hyperdual", "jet", "jvp", "laplacian", "quadratic"]
+
+Out = TypeVar("Out")
+Aux = TypeVar("Aux")
+Primals = TypeVar("Primals")
+Func = Callable[..., Out]
+WithAux = Callable[..., tuple[Out, Aux]]
+Plain = Literal[False]  # has_aux
+Paired = Literal[True]
+
+
+class _Chunked(TypedDict, total=False):
+    """Options of all transforms that may take several passes."""
+
+    chunk_size: int | None
+    memory: int | str | None
+    no_grad: str
+
+
+class _Planes(_Chunked, total=False):
+    curvature: str
+
+
+class _Sums(_Chunked, total=False):
+    directions: Any
+    batch_ndim: int
+
 
 _map, _leaves, _unflatten = _torch.pytree.tree_map, _torch.pytree.tree_leaves, _torch.pytree.tree_unflatten
 
@@ -137,8 +163,18 @@ def _part(tree: Any, read: Callable[[Any], Any]) -> Any:
     return _map(read, tree, is_leaf=_is_jet)
 
 
+@overload
+def jvp(
+    func: Func[Out], primals: Any, tangents: Any, *, has_aux: Plain = False, no_grad: str = "stop"
+) -> tuple[Out, Out]: ...
+@overload
+def jvp(
+    func: WithAux[Out, Aux], primals: Any, tangents: Any, *, has_aux: Paired, no_grad: str = "stop"
+) -> tuple[Out, Out, Aux]: ...
 @_torch.apart_from_graphs
-def jvp(func: Callable[..., Any], primals: Any, tangents: Any, *, has_aux: bool = False, no_grad: str = "stop") -> Any:
+def jvp(
+    func: Callable[..., Any], primals: Any, tangents: Any, *, has_aux: bool = False, no_grad: str = "stop"
+) -> tuple[Any, ...]:
     """The value of ``func`` and its derivative along ``tangents``: ``(output, J v)``.
 
     As torch.func.jvp; also where ``func`` switches autograd off, with ``no_grad="follow"``.
@@ -153,6 +189,14 @@ def jvp(func: Callable[..., Any], primals: Any, tangents: Any, *, has_aux: bool 
     return problem.finish(_part(tree, lambda j: j.primal), _part(tree, lambda j: j.tangent[0]))
 
 
+@overload
+def hyperdual(
+    func: Func[Any], primals: Any, v1: Any, v2: Any, v12: Any = None, *, has_aux: Plain = False, no_grad: str = "stop"
+) -> HyperDual: ...
+@overload
+def hyperdual(
+    func: WithAux[Any, Aux], primals: Any, v1: Any, v2: Any, v12: Any = None, *, has_aux: Paired, no_grad: str = "stop"
+) -> tuple[HyperDual, Aux]: ...
 @_torch.apart_from_graphs
 def hyperdual(
     func: Callable[..., Any],
@@ -163,7 +207,7 @@ def hyperdual(
     *,
     has_aux: bool = False,
     no_grad: str = "stop",
-) -> Any:
+) -> HyperDual | tuple[HyperDual, Any]:
     """``func`` of the hyper-dual number x + v1 e1 + v2 e2 + v12 e1 e2, for outputs of any shape.
 
     eps12 = grad f . v12 + v1^T H v2.
@@ -188,6 +232,26 @@ def hyperdual(
     return problem.finish(number)
 
 
+@overload
+def jet(
+    func: Func[Any],
+    primals: Any,
+    directions: Any,
+    pairs: str | PairSet = "all",
+    *,
+    has_aux: Plain = False,
+    **options: Unpack[_Chunked],
+) -> Jet: ...
+@overload
+def jet(
+    func: WithAux[Any, Aux],
+    primals: Any,
+    directions: Any,
+    pairs: str | PairSet = "all",
+    *,
+    has_aux: Paired,
+    **options: Unpack[_Chunked],
+) -> tuple[Jet, Aux]: ...
 @_torch.apart_from_graphs
 def jet(
     func: Callable[..., Any],
@@ -199,7 +263,7 @@ def jet(
     chunk_size: int | None = None,
     memory: int | str | None = None,
     no_grad: str = "stop",
-) -> Any:
+) -> Jet | tuple[Jet, Any]:
     """The value, the K first and the chosen second derivatives of ``func`` along ``directions``, in one pass.
 
     ``pairs`` is "all", "diagonal", "star", "laplacian", "none" or a :class:`PairSet`. The fields of the Jet have the
@@ -219,6 +283,14 @@ def jet(
     )
 
 
+@overload
+def quadratic(
+    func: Func[Tensor], primals: Any, directions: Any, *, has_aux: Plain = False, **options: Unpack[_Planes]
+) -> Quadratic: ...
+@overload
+def quadratic(
+    func: WithAux[Tensor, Aux], primals: Any, directions: Any, *, has_aux: Paired, **options: Unpack[_Planes]
+) -> tuple[Quadratic, Aux]: ...
 @_torch.apart_from_graphs
 def quadratic(
     func: Callable[..., Any],
@@ -230,7 +302,7 @@ def quadratic(
     chunk_size: int | None = None,
     memory: int | str | None = None,
     no_grad: str = "stop",
-) -> Any:
+) -> Quadratic | tuple[Quadratic, Any]:
     """The quadratic model of a scalar function in the plane of ``directions``: loss, slope V g, curvature V H V^T.
 
     With ``curvature="ggn"`` the curvature is Gauss-Newton's, V J^T (Hess loss) J V^T with J of the model's output; see
@@ -261,6 +333,16 @@ def quadratic_of(result: Any, pairs: PairSet, kind: Entry) -> Quadratic:
     return kind.read(result, pairs)
 
 
+@overload
+def gradient(
+    func: Func[Tensor], primals: Primals, *, has_aux: Plain = False, **options: Unpack[_Chunked]
+) -> Primals: ...
+@overload
+def gradient(
+    func: WithAux[Tensor, Aux], primals: Primals, *, has_aux: Paired, **options: Unpack[_Chunked]
+) -> tuple[Primals, Aux]: ...
+@overload
+def gradient(func: Func[Any], primals: Any, *, has_aux: bool = False, **options: Unpack[_Chunked]) -> Any: ...
 @_torch.apart_from_graphs
 def gradient(
     func: Callable[..., Any],
@@ -283,6 +365,16 @@ def gradient(
     return problem.finish(_part(tree, lambda j: _by_primal(problem, j.tangent.movedim(0, -1))))
 
 
+@overload
+def hvp(
+    func: Func[Tensor], primals: Primals, v: Any, *, has_aux: Plain = False, **options: Unpack[_Chunked]
+) -> Primals: ...
+@overload
+def hvp(
+    func: WithAux[Tensor, Aux], primals: Primals, v: Any, *, has_aux: Paired, **options: Unpack[_Chunked]
+) -> tuple[Primals, Aux]: ...
+@overload
+def hvp(func: Func[Any], primals: Any, v: Any, *, has_aux: bool = False, **options: Unpack[_Chunked]) -> Any: ...
 @_torch.apart_from_graphs
 def hvp(
     func: Callable[..., Any],
@@ -306,6 +398,18 @@ def hvp(
     return problem.finish(_part(tree, lambda j: _by_primal(problem, j.second.movedim(0, -1))))
 
 
+@overload
+def hessian(func: Func[Tensor], primals: Tensor, *, has_aux: Plain = False, **options: Unpack[_Chunked]) -> Tensor: ...
+@overload
+def hessian(
+    func: WithAux[Tensor, Aux], primals: Tensor, *, has_aux: Paired, **options: Unpack[_Chunked]
+) -> tuple[Tensor, Aux]: ...
+@overload
+def hessian(
+    func: Func[Tensor], primals: dict[str, Tensor], *, has_aux: Plain = False, **options: Unpack[_Chunked]
+) -> dict[str, dict[str, Tensor]]: ...
+@overload
+def hessian(func: Func[Any], primals: Any, *, has_aux: bool = False, **options: Unpack[_Chunked]) -> Any: ...
 @_torch.apart_from_graphs
 def hessian(
     func: Callable[..., Any],
@@ -346,6 +450,12 @@ def _by_primal(problem: Problem, flat: Tensor) -> Any:
     return _unflatten(shaped, problem.structure)
 
 
+@overload
+def laplacian(func: Func[Out], primals: Any, *, has_aux: Plain = False, **options: Unpack[_Sums]) -> Out: ...
+@overload
+def laplacian(
+    func: WithAux[Out, Aux], primals: Any, *, has_aux: Paired, **options: Unpack[_Sums]
+) -> tuple[Out, Aux]: ...
 @_torch.apart_from_graphs
 def laplacian(
     func: Callable[..., Any],

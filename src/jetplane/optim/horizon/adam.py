@@ -505,6 +505,9 @@ def _check_group(group: dict[str, Any]) -> None:
         raise ValueError(f"betas is {betas!r}; expected a pair of numbers, those of Adam.")
     for number, beta in enumerate(betas):
         _check(f"betas[{number}]", beta, below=1.0)
+    for leaf in group["params"]:
+        if leaf.device.type == "mps":
+            raise ValueError("a parameter is on mps, which has no float64 for the path; expected the CPU or CUDA.")
 
 
 def _plain(value: Any) -> Any:
