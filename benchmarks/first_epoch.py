@@ -5,9 +5,9 @@
     python benchmarks/first_epoch.py --draw docs/figures/first-epoch.svg --out benchmarks/results/first_epoch_cpu.json
 
 The setting is that of the paper's row with a schedule: K = 3, lr 0.3032, batches of 2048, 30 steps. All of ours have
-the same initial values, batches and directions with the same seed; what differs is the solver, and whether a step is halved
-until the loss does not rise. The file is written after each run, and what it holds is not run again. The authors' code
-is run with its own model, its own draws and its own step, on batches in a random order.
+the same initial values, batches and directions with the same seed; what differs is the solver, and whether a step is
+halved until the loss does not rise. The file is written after each run, and what it holds is not run again. The
+authors' code is run with its own model, its own draws and its own step, on batches in a random order.
 
 On a CPU an epoch of MNIST takes minutes a seed; the digits inside the package, with batches of a tenth, 30 steps too,
 take seconds: --dataset digits --batch 200.

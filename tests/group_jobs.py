@@ -110,6 +110,14 @@ def drifted(place: Place) -> str:
     return message(lambda: [opt.step(losses(model, "mean"), *shard(place)) for _ in range(4)])
 
 
+def other_exchanges(place: Place) -> list[str]:
+    """Processes that would exchange something else, or at other steps."""
+    model, group = convex(), Quorum(place.group, 1, 1.0) if place.rank else place.group
+    opt = optim.FoMoHKD(model.parameters(), 0.3, 2, process_group=group)
+    said = message(lambda: opt.step(losses(model, "mean"), *shard(place)))
+    return [message(lambda: stepped(place, check_every=1 + place.rank)), said]
+
+
 def other_horizon(place: Place) -> str:
     model = network()
     opt = optim.HorizonAdam(model.parameters(), seed=place.rank, process_group=place.group)
@@ -327,9 +335,9 @@ def shared_journal(place: Place) -> list[Any]:
 
 
 def absent(place: Place) -> list[Any]:
-    """The second process is slow in two of eight steps, and left out: parameters, who was left out, steps computed."""
-    model, slow = convex(), {2: 0.6, 5: 0.4}
-    quorum = Quorum(place.group, least=1, wait=0.15, lost=20.0)
+    """The second process is slow in one of eight steps, and left out: parameters, who was left out, steps computed."""
+    model, slow = convex(), {2: 0.8}
+    quorum = Quorum(place.group, least=1, wait=0.3, lost=20.0)
     opt = optim.FoMoHKD(model.parameters(), 0.3, 2, process_group=quorum, check_every=1, clip=1.0)
     calls: list[int] = []
 
@@ -341,8 +349,8 @@ def absent(place: Place) -> list[Any]:
 
     with tempfile.TemporaryDirectory() as folder:
         with Journal(folder, opt, model=model):
-            for _ in range(8):
-                time.sleep(0.1 * (place.rank == 0))  # so that the other one can catch up
+            for step in range(8):
+                time.sleep(1.5 * (place.rank == 0 and step == 4))  # so that the other one can catch up
                 opt.step(loss, *shard(place))
         run = opened(folder)
         left_out = [list(record.absent) for record in run.records(run.first, run.last)]
@@ -498,6 +506,9 @@ def shared(place: Place) -> dict[str, Any]:
     params, loss = list(model.parameters()), losses(model, "mean")
     each = losses(model, "none")
     found["other batch"] = message(lambda: optim.FoMoHKD(params, 0.3, process_group=mesh).step(loss, x + place.rank, y))
+    found["other chunks"] = message(
+        lambda: optim.FoMoHKD(params, 0.3, 4, chunk_size=2 - place.rank, process_group=mesh).step(loss, x, y)
+    )
     found["late"] = message(lambda: optim.GaussNewtonSearch(params, k=4, process_group=mesh).step(each, x, y))
     found["K"] = message(lambda: optim.FoMoH(params, process_group=mesh).step(loss, x, y))
     found["names"] = message(lambda: optim.FoMoH(params, process_group=other))
@@ -575,8 +586,17 @@ def all_jobs() -> dict[str, Job]:
         lambda: stepped(place, solver=jp.solvers.SaddleFree() if place.rank else jp.solvers.JitteredInverse())
     )
     jobs["shape"] = lambda place: message(lambda: stepped(place, seeded(lambda: nn.Linear(5, 3 + place.rank))))
-    for job in (other_values, other_dtype, other_version, other_rate, drifted, other_horizon, other_program):
-        jobs[job.__name__] = job
+    for job in (
+        other_values,
+        other_dtype,
+        other_version,
+        other_rate,
+        drifted,
+        other_horizon,
+        other_program,
+        other_exchanges,
+    ):
+        jobs[job.__name__] = job  # type: ignore[assignment]
     for job in (raising, leading, nonfinite, hanging, arguments, alone, wrapped, unused, empty, refused, sums, shared):
         jobs[job.__name__] = job  # type: ignore[assignment]
     jobs["HorizonAdam, changed on its way"] = changing_horizon

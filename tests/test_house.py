@@ -69,6 +69,25 @@ def test_a_class_name_occurs_once_but_for_the_twins_of_a_step() -> None:
     assert sorted(name for name, times in count.items() if times > 1) == ["Tile"]
 
 
+def named_operations(source: str) -> list[str]:
+    """Names in code of operations of the dispatcher, or of their namespaces; what docstrings say does not count."""
+    found = [node.attr for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)]
+    found += [node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)]
+    return [name for name in found if name in ("aten", "prims", "ops")]
+
+
+def test_the_engine_knows_no_operation() -> None:
+    """What it must know of one is a trait of its rule, or stands in a table of ``ad/rules``."""
+    engine = sorted((SOURCE / "ad" / "engine").rglob("*.py"))
+    assert len(engine) > 10
+    assert {path.name: named_operations(path.read_text()) for path in engine} == {path.name: [] for path in engine}
+
+
+def test_an_operation_by_name_is_found() -> None:
+    assert sorted(named_operations("aten = torch.ops.aten\nx = aten.mul")) == ["aten", "aten", "aten", "ops"]
+    assert named_operations('"""aten.detach, torch.ops"""\nx = 1') == []
+
+
 def test_files_of_tests_have_names_of_their_own() -> None:
     """Without packages, pytest knows a file of tests by its name alone."""
     count = Counter(path.stem for path in TESTS.rglob("*.py"))

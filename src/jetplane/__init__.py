@@ -2,7 +2,7 @@
 
 from . import curvature, journal, optim
 from .ad.algebra.jet import HyperDual, Jet, Operand, PairSet, Quadratic
-from .ad.engine.boundary import mark_output
+from .ad.rules.mark import mark_output
 from .ad.run.coverage import Coverage, coverage
 from .ad.run.directions import Directions
 from .ad.run.perturb import perturb

@@ -53,3 +53,33 @@ def test_what_building_refuses_is_given_up_too() -> None:
 
     with pytest.warns(UserWarning, match="it is not to be"):
         assert Programs(refusing).call(lambda x: x + 1, plain, None, (torch.ones(1),), False) is None
+
+
+@torch._dynamo.config.patch(recompile_limit=2)
+def test_batches_of_many_lengths_are_all_captured() -> None:
+    captured: list[torch.Size] = []
+
+    def counting(graph: Graph, inputs: Sequence[Tensor]) -> Run:
+        captured.append(inputs[0].shape)
+        return lambda tensors: graph(tensors)
+
+    programs, func = Programs(counting), lambda x: x.sum() + 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for length in (3, 4, 5, 6, 7, 4, 7, 3):
+            (found,) = programs.call(func, plain, None, (torch.ones(length),), False)  # type: ignore[misc]
+            assert float(found) == length + 1
+    assert captured == [torch.Size([length]) for length in (3, 4, 5, 6, 7)]
+
+
+@torch._dynamo.config.patch(recompile_limit=2)
+def test_numbers_that_keep_changing_open_no_further_set() -> None:
+    programs, x = Programs(build), torch.ones(3)
+
+    def scaled(x: Tensor, number: float) -> Tensor:
+        return x.sum() * number
+
+    for number in (1.5, 2.5):
+        assert programs.call(scaled, plain, None, (x, number), False) is not None
+    with pytest.warns(UserWarning, match="is compiled for as many kinds of inputs"):
+        assert programs.call(scaled, plain, None, (x, 3.5), False) is None

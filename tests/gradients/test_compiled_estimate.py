@@ -109,6 +109,33 @@ def test_steps_are_as_many_calls_and_go_on_after_a_load() -> None:
     assert copy.deepcopy(again).step == 5
 
 
+def mixed() -> nn.Module:
+    """Noise in samples' own weights, behind a batch norm, and with dropout."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        *(nn.Conv2d(1, 2, 3, padding=1), nn.Tanh(), nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Dropout(0.3)),
+        *(nn.Flatten(), nn.Linear(300, 6), nn.LayerNorm(6), nn.Tanh(), nn.Linear(6, 3)),
+    ).double()
+
+
+@pytest.mark.usefixtures("traced")
+@pytest.mark.filterwarnings("ignore:the estimate is mostly noise:UserWarning")  # with four samples
+def test_chunks_in_turn_give_the_numbers_of_one() -> None:
+    """Twice, so that what is learned from chunks is compared, too."""
+    x, y = normal(B, 1, 12, 12), LABELS
+    found = []
+    for options in ({}, {"chunk_size": 2}, {"compile": True, "chunk_size": 2}, {"compile": True, "memory": "1MiB"}):
+        model = mixed()
+        estimate = jp.ForwardGradient(model.parameters(), 5, **options)
+        for number in range(2):
+            torch.manual_seed(number)
+            estimate(losses_of(model), x, y)
+        found.append([parameter.grad for parameter in model.parameters()] + list(model.buffers()))
+    assert any(site.own is not None for site in estimate.sites(losses_of(model), x, y))
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.usefixtures("traced")
 def test_aux_comes_along() -> None:
     model = nn.Linear(4, 3).double()

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
+KILLS = Path(__file__).parents[2] / "benchmarks" / "kills.py"
 Results = list[dict[str, Any]]
 
 
@@ -18,3 +24,15 @@ def test_all_processes_go_on_where_the_journal_ends(two: Results) -> None:
     assert torch.equal(one[0][:24], weights) and all(map(torch.equal, end, other_end))
     assert refused.startswith("JournalRefused: the journal FOLDER/journal/steps.journal is that of another run: ")
     assert told == "LostProcess: process 0 raised an error at the beginning of the journal"
+
+
+@pytest.mark.slow
+def test_fifty_kills_of_workers_that_are_started_again(tmp_path: Path) -> None:
+    """By the agent of torchrun; parameters, records and snapshots are those of runs that nobody disturbed."""
+    options = ["--kills", "50", "--launcher", "forked", "--processes", "2", "--steps", "100", "--longest", "2"]
+    done = subprocess.run(
+        [sys.executable, KILLS, *options, "--out", tmp_path / "kills.json"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads((tmp_path / "kills.json").read_text())
+    assert found["kills"] == 50 and all(run["steps"] == 100 for run in found["runs"])

@@ -38,7 +38,7 @@ def test_micro_batches_are_averaged(method: type[HyperplaneSearch]) -> None:
 
 
 CLOSURES: list[tuple[str, tuple, type[Exception], str]] = [
-    ("missing", (), TypeError, "step got NoneType; expected a closure that returns the loss, or a list of such"),
+    ("missing", (), TypeError, "step got NoneType; expected a closure that returns the loss, or a list of closures"),
     ("tensor", (P,), TypeError, "step got Parameter|step got Tensor; expected a closure"),
     ("no-closures", ([],), ValueError, "step got an empty list of closures; expected at least one"),
     ("list-of", ([lambda: P.sum(), 3],), TypeError, "closure 1 of the list is int; expected a closure"),

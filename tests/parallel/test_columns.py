@@ -50,6 +50,11 @@ def test_other_batches_and_errors_are_named(two: Results) -> None:
         assert found["shared"]["other batch"].startswith(
             "ProcessesDiffer: process 1 of those that share directions has 1 losses of mean "
         )
+        assert found["shared"]["other chunks"].endswith("; expected the same chunk_size, or memory, in both.")
+        assert (
+            " of those that share directions has 10 passes to share at step 0, and process 0 3"
+            in (found["shared"]["other chunks"])
+        )
         assert torch.equal(found["shared"]["still"], flat(convex()))
     assert two[0]["shared"]["raising"] == (
         "LostProcess: process 1 raised an error at step 0; what went wrong is in the message there."

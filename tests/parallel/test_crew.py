@@ -32,6 +32,14 @@ def test_processes_that_differ_are_refused_at_the_first_step(two: Results, name:
     assert [found[name] for found in two] == [FIRST.format(*DIFFERENT[name])] * 2
 
 
+def test_processes_that_would_exchange_at_other_steps_are_refused(two: Results) -> None:
+    for found in two:
+        assert found["other_exchanges"] == [
+            FIRST.format("FoMoHKD", "check_every is 2 there, and 1 on process 0"),
+            FIRST.format("FoMoHKD", "process_group is 'Quorum' there, and 'ProcessGroup' on process 0"),
+        ]
+
+
 def test_values_that_differ_are_named_by_their_parameter(two: Results) -> None:
     for found in two:
         assert "at the first step of FoMoHKD: the hash of parameter 1 is " in found["other_values"]

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from jetplane.ad.algebra import families
+from jetplane.ad.algebra import row_lifts
 from jetplane.testing import opdb
 from jetplane.testing.opdb import EXACT, WRONG, Outcome
 
@@ -23,16 +23,16 @@ SHARDS = 16
 
 
 class CheckedLift:
-    """``families.vmapped`` that compares itself with the loop."""
+    """``row_lifts.vmapped`` that compares itself with the loop."""
 
     def __init__(self) -> None:
         self.count = 0
         self.wrong: list[str] = []
-        self._vmapped = families.vmapped
+        self._vmapped = row_lifts.vmapped
 
     def __call__(self, function: Callable[..., Any], *rows: Tensor) -> Any:
         self.count += 1
-        batched, looped = self._vmapped(function, *rows), families.looped(function, *rows)
+        batched, looped = self._vmapped(function, *rows), row_lifts.looped(function, *rows)
         pairs = [(batched, looped)] if isinstance(batched, Tensor) else zip(batched, looped, strict=True)
         for ours, theirs in pairs:
             if ours.shape != theirs.shape or not torch.allclose(ours, theirs, rtol=1e-10, atol=1e-12, equal_nan=True):
@@ -47,7 +47,7 @@ def sweep(shard: int, k: int, limit: int | None, small: bool) -> tuple[list[Outc
     for op in opdb.entries()[shard::SHARDS]:
         checked = CheckedLift()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(families, "vmapped", checked)
+            patch.setattr(row_lifts, "vmapped", checked)
             try:
                 outcomes.append(opdb.check(op, limit=limit, k=k, alone=True, small=small))
             except Exception as error:
@@ -84,7 +84,7 @@ def test_one_argument_at_a_time_in_every_sample(shard: int, k: int) -> None:
 
 
 def test_the_sweep_would_find_a_wrong_lift(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = families.vmapped
-    monkeypatch.setattr(families, "vmapped", lambda function, *rows: torch.roll(right(function, *rows), 1, 0))
+    right = row_lifts.vmapped
+    monkeypatch.setattr(row_lifts, "vmapped", lambda function, *rows: torch.roll(right(function, *rows), 1, 0))
     (op,) = [op for op in opdb.entries() if opdb.name_of(op) == "triu"]
     assert opdb.check(op, limit=2, k=3, alone=True).status == WRONG

@@ -60,8 +60,8 @@ PER_SAMPLE = (*FORWARD_GRADIENT, "gauss-newton")  # are given one loss for each 
 ZEROTH_ORDER = ("mezo", "fzoo")  # know losses alone
 REVERSE = ("fomoh-bp", "backprop", "sgd", "adam")  # use a backward pass
 SCHEDULES = ("none", "rise", "step", "milestone3", "cosine", "custom")
-SOLVERS = ("absolute-curvature", "jittered-inverse", "saddle-free", "softabs", "damped", "trust-region", "cubic")
-ADAPTIVE = ("damped", "trust-region", "cubic")
+ADAPTIVE = ("damped", "trust-region", "cubic", "levenberg-marquardt")
+SOLVERS = ("absolute-curvature", "jittered-inverse", "saddle-free", "softabs", *ADAPTIVE)
 _UPRIGHT = ("mnist", "fashion-mnist", "digits")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -139,6 +139,11 @@ class Config:
             if value is not None and not (math.isfinite(value) and low < value < high):
                 raise ValueError(f"{name} is {value!r}; expected {expected}.")
         _check_device(self.device)
+        self._check_together()
+        self._check_options()
+
+    def _check_together(self) -> None:
+        """Raise where options contradict each other."""
         if self.solver is not None:
             choice("solver", self.solver, SOLVERS)
         if self.eps is not None and self.solver not in (None, "absolute-curvature"):
@@ -147,7 +152,6 @@ class Config:
             raise ValueError(f"start is {self.start!r} and solver {self.solver}; {', '.join(ADAPTIVE)} have one.")
         if self.augment and self.dataset in _UPRIGHT:
             raise ValueError(f"augment is True, but a mirrored image of {self.dataset} is another; expected cifar-10.")
-        self._check_options()
 
     def _check_options(self) -> None:
         """Raise where an option is given that the method does not take."""

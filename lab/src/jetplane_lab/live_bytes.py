@@ -6,10 +6,10 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["live_bytes", "tensors_of"]
+__all__ = ["held_tensors", "live_bytes", "step_bytes", "tensors_of"]
 
 
 def live_bytes(step: Callable[[], object], held: Callable[[], Iterable[Tensor]] = tuple) -> int:
@@ -40,6 +40,34 @@ def tensors_of(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from tensors_of(item)
+
+
+def held_tensors(model: nn.Module, state: Callable[[], Any]) -> Iterator[Tensor]:
+    """What stays between steps: parameters, their gradients, buffers, and the optimizer's ``state()``."""
+    for parameter in model.parameters():
+        yield parameter
+        if parameter.grad is not None:
+            yield parameter.grad
+    yield from model.buffers()
+    yield from tensors_of(state())
+
+
+def step_bytes(step: Callable[[], object], model: nn.Module, state: Callable[[], Any]) -> int:
+    """The largest number of bytes in live tensors during a step, with all that stays between steps.
+
+    A state may hand out copies. They are kept during the step, in the place of what they are copies of; where the step
+    puts something new in its place that counts beside it.
+    """
+    copies = _copies(list(tensors_of(state())), list(tensors_of(state())))
+    return live_bytes(step, lambda: [*held_tensors(model, state), *copies])
+
+
+def _copies(first: list[Tensor], again: list[Tensor]) -> list[Tensor]:
+    return [
+        one
+        for one, other in zip(first, again, strict=True)
+        if one.untyped_storage().data_ptr() != other.untyped_storage().data_ptr()
+    ]
 
 
 class _Storages(TorchDispatchMode):

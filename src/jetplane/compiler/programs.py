@@ -5,10 +5,12 @@ from __future__ import annotations
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
+from ..ad import _torch
 from ..ad.engine.locate import users_level
 from ..errors import CaptureFailed
 from .capture import Captured, Graph, Run, identity, single, single_with_aux
@@ -16,6 +18,7 @@ from .capture import Captured, Graph, Run, identity, single, single_with_aux
 __all__ = ["Programs"]
 
 _KEPT = 16
+_SETS = 8  # of graphs for one program: of each torch allows as many as its limit says
 
 _TOO_MANY = (
     "is compiled for as many kinds of inputs as torch allows, and is run as it is for any other, which is slow: its "
@@ -30,7 +33,7 @@ class Programs:
 
     def __init__(self, build: Callable[[Graph, Sequence[Tensor]], Run]) -> None:
         self._build = build
-        self._captured: OrderedDict[Any, Captured | None] = OrderedDict()  # None: one that cannot be captured
+        self._captured: OrderedDict[Any, _Sets | None] = OrderedDict()  # None: one that cannot be captured
         self._full: set[Any] = set()  # those that no further signature is compiled for
 
     def clear(self) -> None:
@@ -59,15 +62,15 @@ class Programs:
         if program is None:
             return None
         try:
-            returned = program(around(func), args)
+            returned = program.call(around(func), args)
         except CaptureFailed as error:
             self._tell(key, getattr(func, "__qualname__", type(func).__name__), error)
             return None
         return returned if has_aux else (returned,)
 
-    def _find(self, key: Any, reading: Callable[..., Any]) -> Captured | None:
+    def _find(self, key: Any, reading: Callable[..., Any]) -> _Sets | None:
         if key not in self._captured:
-            self._captured[key] = Captured(self._build, reading)
+            self._captured[key] = _Sets(self._build, reading)
             if len(self._captured) > _KEPT:
                 self._captured.popitem(last=False)
         self._captured.move_to_end(key)
@@ -75,10 +78,47 @@ class Programs:
 
     def _tell(self, key: Any, name: str, error: CaptureFailed) -> None:
         """Warn of a program that is run as it is, once."""
-        if type(error.__cause__).__name__ == "FailOnRecompileLimitHit":  # what is compiled already stays in use
+        if _is_full(error):  # what is compiled already stays in use
             if key not in self._full:
                 self._full.add(key)
                 warnings.warn(f"{name} {_TOO_MANY}", stacklevel=users_level())
             return
         self._captured[key] = None
         warnings.warn(f"{name} cannot be compiled and is run as it is: {error}.", stacklevel=users_level())
+
+
+class _Sets:
+    """The graphs of one program, in sets of as many as torch allows.
+
+    A form of the batch that is new, as other lengths of its sequences, may open another set; numbers of Python that
+    keep changing may not, for what was compiled for them would never be used again.
+    """
+
+    def __init__(self, build: Callable[[Graph, Sequence[Tensor]], Run], reading: Callable[..., Any]) -> None:
+        self._make = partial(Captured, build, reading)
+        self._sets = [self._make()]
+        self._places: dict[Any, Captured] = {}  # by form: the set that has a graph for it
+
+    def call(self, func: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        form = _form(args)
+        known = self._places.get(form)
+        try:
+            returned = (self._sets[-1] if known is None else known)(func, args)
+        except CaptureFailed as error:
+            if not _is_full(error) or known is not None or len(self._sets) == _SETS:
+                raise
+            self._sets.append(self._make())
+            returned = self._sets[-1](func, args)
+        self._places.setdefault(form, self._sets[-1])
+        return returned
+
+
+def _form(args: tuple[Any, ...]) -> Any:
+    """Shapes and dtypes of the tensors among a program's arguments."""
+    leaves, structure = _torch.pytree.tree_flatten(args)
+    return structure, *((leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else None for leaf in leaves)
+
+
+def _is_full(error: CaptureFailed) -> bool:
+    """Whether a program has as many graphs as torch allows."""
+    return type(error.__cause__).__name__ == "FailOnRecompileLimitHit"

@@ -126,7 +126,9 @@ class TracedEstimate:
         learned = None if self._learned is None else self._learned.twin(jacobians)
         with _held(self.plan, masks):
             readout, prediction = looked_at(self.plan, None if learned is None else lambda *_: learned, count)
-            noise, same = self._noise(seed, step), self._noise(again(seed), again(step))
+            replay.in_turn = self.plan.trace is not None or chunk < count
+            noise = _InTurn(self._noise, seed, step, replay)
+            same = _InTurn(self._noise, again(seed), again(step), replay)
             one = Estimate(self.plan, noise, same, count, chunk, readout, prediction, self._settings.exact_norms)
             try:
                 losses, outputs = two_passes(passes, one, _nothing)
@@ -152,16 +154,29 @@ class _Runs:
 
     def __init__(self, traced: TracedEstimate, replay: Replay | ReplayTraced) -> None:
         fixed = {*traced.places, *traced._written}
-        self._graph = traced._graph
+        self._graph, self._replay = traced._graph, replay
         self._copied = lambda place: isinstance(replay, ReplayTraced) and place not in fixed
         self._count = 0
 
     def __call__(self, plain: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         if self._count:
-            plain = [again(tensor) if self._copied(place) else tensor for place, tensor in enumerate(plain)]
+            after = self._replay.after if isinstance(self._replay, ReplayTraced) else None
+            plain = [again(tensor, after) if self._copied(place) else tensor for place, tensor in enumerate(plain)]
         self._count += 1
         outputs = self._graph.bare(plain)
         return outputs[self._graph.loss], outputs
+
+
+class _InTurn:
+    """Noise that is drawn once what comes before it was made, where a compiler is to keep that order."""
+
+    def __init__(self, noise: Noises, seed: Tensor, step: Tensor, replay: ReplayTraced) -> None:
+        self._noise, self._seed, self._step, self._replay = noise, seed, step, replay
+
+    def rows(self, site: int, start: int, stop: int, like: Tensor) -> Tensor:
+        after = self._replay.after
+        seed = self._seed if after is None else again(self._seed, after)
+        return self._noise(seed, self._step).rows(site, start, stop, like)
 
 
 def _nothing() -> None:

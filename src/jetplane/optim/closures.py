@@ -20,6 +20,7 @@ from ..ad.run.passes import Chunk, Gathered, assemble, plain_result
 from ..ad.run.replay import Replay
 from ..curvature import Curvature, is_late
 from ..parallel.averages import Averages
+from .batch_parts import parts_of
 from .fitting import ambient, shapes
 from .scaled import Unwatched
 
@@ -44,20 +45,8 @@ _BACKWARD = (
 
 def as_closures(closure: Any, batch: tuple[Any, ...]) -> list[Closure]:
     """The closures that the arguments of ``step`` mean: a closure, a function with its batch, or a list of closures."""
-    if callable(closure):
-        return [partial(closure, *batch)] if batch else [closure]
-    if not isinstance(closure, Sequence):
-        name = type(closure).__name__
-        raise TypeError(f"step got {name}; expected a closure that returns the loss, or a list of such closures.")
-    if batch:
-        raise TypeError("step got a list of closures and a batch; expected closures without arguments.")
-    if not closure:
-        raise ValueError("step got an empty list of closures; expected at least one.")
-    for position, one in enumerate(closure):
-        if not callable(one):
-            name = type(one).__name__
-            raise TypeError(f"closure {position} of the list is {name}; expected a closure that returns the loss.")
-    return list(closure)
+    parts = parts_of(closure, batch, "a closure that returns the loss")
+    return [partial(one, *given) if given else one for one, given in parts]
 
 
 class Closures:

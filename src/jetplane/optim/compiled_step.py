@@ -23,11 +23,11 @@ from ..compiler.programs import Programs
 from ..compiler.replayed import Replayed, repeated
 from ..compiler.several import Several
 from ..directions import Memory
-from ..errors import CaptureFailed
 from ..solvers.adopted import Called, traces
 from .compiled_sweep import refuse_split
 from .device_numbers import DeviceNumbers
 from .moving import Moving
+from .program_reads import Reads, check_runs_once, same
 from .reports import Packing, Reports
 from .step_settings import Numbers, StepSettings
 from .step_traced import Frame, Notes, take
@@ -115,8 +115,7 @@ class CompiledStep:
 
     def knows(self, settings: StepSettings, moving: Moving, groups: int) -> bool:
         """Whether the optimizer is still what it was when its steps were compiled."""
-        baked = _baked(settings, moving, groups)
-        return len(baked) == len(self._baked) and all(map(_same, baked, self._baked))
+        return same(self._baked, _baked(settings, moving, groups))
 
     def renew(self, settings: StepSettings, moving: Moving, groups: int) -> None:
         """Forget the steps that were compiled."""
@@ -136,23 +135,14 @@ class CompiledStep:
     def _build(self, graph: Graph, inputs: Sequence[Tensor]) -> Run:
         """The step over one graph of the program, compiled."""
         moving = self._call.moving
-        if graph.asking is not None:  # a CUDA graph cannot
-            raise CaptureFailed(f"it asks for the value of a tensor, and waits for it ({graph.asking})")
-        places = {tensor: place for place, tensor in enumerate(inputs)}
-        read = [(number, places[leaf]) for number, leaf in enumerate(moving.tensors) if leaf in places]
-        if not read:
-            raise ValueError("the closure uses none of the parameters; expected a loss that depends on them.")
-        frame = Frame(graph, self._settings, moving, read, self._scaled)
+        reads = Reads(graph, inputs, moving)
+        frame = Frame(graph, self._settings, moving, reads.found, self._scaled)
         run, packing = _compiled(frame, [*inputs, *self._call.memory, *self._call.numbers.tensors])
         on_cuda = self._call.numbers.device.type == "cuda"
         many = Replayed(run, run.written) if on_cuda else partial(repeated, run)
-        expected = [(place, moving.tensors[number]) for number, place in read]
 
         def step(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
-            if any(inputs[place] is not leaf for place, leaf in expected):
-                raise RuntimeError(
-                    "the program reads other parameters than those it was compiled with; expected the optimizer's."
-                )
+            reads.check(inputs)
             call = self._call
             fed = call.several.fed(inputs)
             *outputs, packed = many([*inputs, *call.memory, *call.numbers.tensors], fed, call.several.count)
@@ -164,10 +154,6 @@ class CompiledStep:
 
 def _baked(settings: StepSettings, moving: Moving, groups: int) -> list[Any]:
     return [*settings, groups > 1, any(moving.decays), str(moving.device), *moving.tensors]
-
-
-def _same(one: Any, other: Any) -> bool:
-    return one is other or (isinstance(one, int | float | str) and one == other)
 
 
 _SHARED: OrderedDict[Any, tuple[Compiled, Packing]] = OrderedDict()  # steps that are alike but for their tensors
@@ -184,23 +170,13 @@ def _compiled(frame: Frame, inputs: list[Tensor]) -> tuple[Compiled, Packing]:
     body = partial(take, frame, notes)
     run = compiled(body, inputs, None if random else body)
     if random:
-        _check_runs_once(notes, frame.settings)
+        check_runs_once(notes.backward, frame.settings)
     made = run, Packing(frame.k, notes.dtype, frame.settings.evaluates)
     if key is not None:
         _SHARED[key] = made
         if len(_SHARED) > _KEPT:
             _SHARED.popitem(last=False)
     return made
-
-
-def _check_runs_once(notes: Notes, settings: StepSettings) -> None:
-    """Raise where a program that draws random numbers would be run twice in a step, with others."""
-    if notes.backward:
-        raise CaptureFailed("its random numbers would not be the same in the backward pass and in the forward one")
-    if settings.evaluates:
-        raise CaptureFailed(
-            "its random numbers would not be the same where the loss is evaluated at the end of the step"
-        )
 
 
 def _key(frame: Frame, inputs: list[Tensor]) -> Any:

@@ -18,10 +18,10 @@ from ..compiler.capture import Graph, Run, compiled
 from ..compiler.programs import Programs
 from ..compiler.replayed import Replayed
 from ..directions import Memory
-from ..errors import CaptureFailed
 from .closures import Measured
 from .device_numbers import DeviceNumbers
 from .moving import Moving
+from .program_reads import Reads, check_runs_once, same
 from .step_settings import Numbers, StepSettings
 from .step_traced import Frame, Notes, draw, inputs_of, sweep
 
@@ -64,11 +64,7 @@ class CompiledSweep:
 
     def knows(self, settings: StepSettings, moving: Moving, groups: int) -> bool:
         """Whether the optimizer is still what it was."""
-        baked = [*settings, groups, *moving.tensors]
-        return len(baked) == len(self._baked) and all(
-            one is other or (isinstance(one, int | float | str) and one == other)
-            for one, other in zip(baked, self._baked, strict=True)
-        )
+        return same(self._baked, [*settings, groups, *moving.tensors])
 
     def __call__(
         self,
@@ -100,37 +96,23 @@ class CompiledSweep:
     def _build(self, graph: Graph, inputs: Sequence[Tensor]) -> Run:
         """The passes over one graph of the program, compiled."""
         moving = self._call.moving
-        if graph.asking is not None:  # a CUDA graph cannot
-            raise CaptureFailed(f"it asks for the value of a tensor, and waits for it ({graph.asking})")
-        places = {tensor: place for place, tensor in enumerate(inputs)}
-        read = [(number, places[leaf]) for number, leaf in enumerate(moving.tensors) if leaf in places]
-        if not read:
-            raise ValueError("the closure uses none of the parameters; expected a loss that depends on them.")
-        frame, notes = Frame(graph, self._settings, moving, read, self._scaled), Notes()
+        reads = Reads(graph, inputs, moving)
+        frame, notes = Frame(graph, self._settings, moving, reads.found, self._scaled), Notes()
         body = partial(_measure, frame, notes)
         everything = [*inputs, *self._call.memory, *self._call.numbers.tensors]
         run = compiled(body, everything, None if graph.random else body)
-        if graph.random and notes.backward:
-            raise CaptureFailed("its random numbers would not be the same in the backward pass and in the forward one")
-        if graph.random and self._settings.evaluates:
-            raise CaptureFailed(
-                "its random numbers would not be the same where the loss is evaluated at the end of the step"
-            )
+        if graph.random:
+            check_runs_once(notes.backward, self._settings)
         many = Replayed(run, run.written) if moving.device.type == "cuda" else None
-        expected = [(place, moving.tensors[number]) for number, place in read]
-        used = [leaf in places for leaf in moving.tensors]
 
         def swept(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
-            if any(inputs[place] is not leaf for place, leaf in expected):
-                raise RuntimeError(
-                    "the program reads other parameters than those it was compiled with; expected the optimizer's."
-                )
+            reads.check(inputs)
             call = self._call
             given = [*inputs, *call.memory, *call.numbers.tensors]
             found = run(given) if many is None else [one[0] for one in many(given, {}, 1)]
             outputs, parts = found[: graph.outputs], found[graph.outputs :]
             loss = outputs[graph.loss]
-            call.made[:] = [parts, loss.numel() * loss.ndim, used]
+            call.made[:] = [parts, loss.numel() * loss.ndim, reads.used]
             return outputs
 
         return swept

@@ -52,11 +52,12 @@ class Columns:
     def passes(self, work: Sequence[Chunk], run: Callable[[Chunk], Jets], what: str) -> list[Jets]:
         """The jets of all chunks, of which this process runs some."""
         processes = self._processes
-        with processes.telling(2, what):
+        with processes.telling(3, what):
             mine = {n: run(chunk) for n, chunk in enumerate(work) if n % processes.size == processes.rank}
             primals = [jet.primal for jet in next(iter(mine.values()))]
             loss = torch.stack([primal.double().mean() for primal in primals]).sum().cpu()
-            seen = torch.stack([loss.new_tensor(float(sum(primal.numel() for primal in primals))), loss])
+            counts = [float(sum(primal.numel() for primal in primals)), float(len(work))]
+            seen = torch.cat([loss.new_tensor(counts), loss.reshape(1)])
         self._check(processes.gather(seen, what), what)
         sizes = [self._size(work, rank, primals) for rank in range(processes.size)]
         record = torch.zeros(max(sizes), dtype=torch.float64, device="cpu")
@@ -96,11 +97,16 @@ class Columns:
         """Raise where a process has another batch than the first one of those that share directions."""
         first = records[0]
         for rank, record in enumerate(records):
-            near = torch.isclose(record[1], first[1], rtol=_ALIKE, atol=0.0, equal_nan=True)
+            if record[1] != first[1]:
+                raise ProcessesDiffer(
+                    f"process {rank} of those that share directions has {int(record[1])} passes to share at {what}, "
+                    f"and process 0 {int(first[1])}; expected the same chunk_size, or memory, in both."
+                )
+            near = torch.isclose(record[2], first[2], rtol=_ALIKE, atol=0.0, equal_nan=True)
             if record[0] != first[0] or not bool(near):
                 raise ProcessesDiffer(
                     f"process {rank} of those that share directions has {int(record[0])} losses of mean "
-                    f"{float(record[1]):.6g} at {what}, and process 0 {int(first[0])} of {float(first[1]):.6g}; "
+                    f"{float(record[2]):.6g} at {what}, and process 0 {int(first[0])} of {float(first[2]):.6g}; "
                     "expected the same batch, and the same random numbers, in both."
                 )
 

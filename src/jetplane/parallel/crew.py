@@ -90,13 +90,20 @@ class Crew:
         else:
             what = f"the first step of {self._name}"
             with self.processes.telling(1, what):
-                said = json.dumps(_facts(facts(), step, leaves, labels))
+                said = json.dumps(_facts(facts() | self._exchanges(), step, leaves, labels))
             parts = [json.loads(text) for text in self.processes.texts(said, what)]
             require_same(parts, what)
             if self._quorum is not None:
                 name = self.processes.texts(secrets.token_hex(8), what)[0]
                 self._attendance, self._digest = Attendance(self._quorum, self.processes, name), {}
         self._begun, self._same = True, step
+
+    def _exchanges(self) -> dict[str, Any]:
+        """What says when processes exchange something: who differs would wait for what never comes."""
+        kind = "ProcessGroup" if self._quorum is None else "Quorum"
+        if self._mesh is not None:
+            kind = f"DeviceMesh ({self._mesh.data.size} x {self._mesh.directions.size})"
+        return {"check_every": self._every, "process_group": kind}
 
     def check(self, step: int, leaves: Sequence[Tensor]) -> None:
         """After this many steps: raise where a process has other parameters than most."""

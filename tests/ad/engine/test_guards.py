@@ -373,6 +373,22 @@ def test_a_scripted_function_inside(warm: bool) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("autograd", [False, True])
+@pytest.mark.parametrize("warm", [0, 1, 3])
+def test_a_scripted_module_inside(warm: int, autograd: bool) -> None:
+    # TorchScript calls operations with function modes on, so the engine's own detach must not count as the program's
+    net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.LayerNorm(3)).double()
+    scripted = torch.jit.script(net)
+    for _ in range(warm):
+        scripted(randn(2, 4))
+    x, v = randn(2, 4), randn(2, 2, 4)
+    leaf = x.clone().requires_grad_()
+    with torch.set_grad_enabled(autograd):
+        found = jp.quadratic(lambda x: scripted(x).pow(3).sum(), x, v)
+    assert_quadratic(found, double_backward(lambda: net(leaf).pow(3).sum(), [leaf], [v]))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_an_fx_graph_inside() -> None:
     graph = torch.fx.symbolic_trace(formula)
     check_against_oracle(graph, randn(4), twin=formula)

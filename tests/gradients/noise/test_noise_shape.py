@@ -110,8 +110,9 @@ def test_a_length_and_own_weights_compose(length: Tensor | None, bias: bool, see
     own, shape = OwnWeights(conv.weight.shape, bias), NoiseShape(length)
 
     white = signs(2, own.numbers)
-    scalars = (own.apply(done, shape.apply(white)) * slope).flatten(1).sum(1) / len(white)
-    found = own.undo(done, shape.undo((scalars.reshape(-1, 1, 1) * white).sum(0)))
+    known = own.shape(done)
+    scalars = (own.apply(done, shape.apply(white), known) * slope).flatten(1).sum(1) / len(white)
+    found = own.undo(shape.undo((scalars.reshape(-1, 1, 1) * white).sum(0)), known)
 
     expected = torch.autograd.grad(conv(x), list(conv.parameters()), slope)
     for gradient, exact in zip(found.values(), expected, strict=True):

@@ -104,17 +104,19 @@ def test_the_noise_at_the_output_has_about_unit_variance_whatever_the_scale_of_t
     conv, x = nn.Conv2d(3, 4, 3, bias=False), torch.randn(64, 3, 10, 10) + 2
     own = OwnWeights(conv.weight.shape, False)
     noise = torch.randn(8, 64, own.numbers)
-    rows = own.apply(_done(conv, x), noise)
+    done, scaled = _done(conv, x), _done(conv, scale * x)
+    rows = own.apply(done, noise, own.shape(done))
     assert rows.shape == (8, 64, 4, 8, 8) and 0.6 < float(rows.square().mean()) < 1  # the ridge takes a part
-    torch.testing.assert_close(own.apply(_done(conv, scale * x), noise), rows, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(own.apply(scaled, noise, own.shape(scaled)), rows, rtol=1e-4, atol=1e-4)
 
 
 def test_a_batch_of_zeros_gives_zeros() -> None:
     conv, x = nn.Conv2d(3, 4, 3, bias=False), torch.zeros(2, 3, 10, 10)
     own, done = OwnWeights(conv.weight.shape, False), _done(conv, x)
     noise = torch.randn(2, 2, own.numbers)
-    assert not own.apply(done, noise).any()
-    (gradient,) = own.undo(done, noise[0]).values()
+    shape = own.shape(done)
+    assert not own.apply(done, noise, shape).any()
+    (gradient,) = own.undo(noise[0], shape).values()
     assert gradient.isfinite().all()
 
 

@@ -47,3 +47,19 @@ def test_a_half_is_always_the_same_one_and_the_larger(count: int) -> None:
     one = half(count, CPU)
     assert int(one.sum()) == (count + 1) // 2 and torch.equal(one, half(count, CPU))
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_the_last_entry_of_each_sample_alone() -> None:
+    for layout, shape, kept in ((Layout(0, 1), (4, 3, 2), [[2, 1]]), (Layout(1, 2), (3, 4), [])):
+        samples = 4 if shape[0] == 4 else 2
+        question = Question({0: layout}, torch.ones(samples, dtype=torch.bool), last=True)
+        seen: list[Tensor] = []
+
+        def carry(rows: Any, k: int, shape: Any = shape, seen: list[Tensor] = seen) -> Tensor:
+            seen.append(rows(SimpleNamespace(number=0), torch.ones(shape))[0].isnan())
+            return torch.zeros(k, 1, 1)
+
+        list(ask([question], carry, 1))
+        assert int(seen[0].sum()) == samples
+        expected = [[b, *kept[0]] for b in range(4)] if kept else [[2, 1], [2, 3]]
+        assert seen[0].nonzero().tolist() == expected

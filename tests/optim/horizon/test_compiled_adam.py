@@ -78,6 +78,23 @@ def test_steps_are_those_uncompiled(name: str) -> None:
         same(model, twin)
 
 
+@torch._dynamo.config.patch(recompile_limit=2)
+def test_sequences_of_many_lengths_are_compiled_steps(recwarn: pytest.WarningsRecorder) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 9)).double()
+    twin = copy.deepcopy(model)
+
+    def losses(model: nn.Module) -> Callable[[Tensor], Tensor]:
+        return lambda words: F.cross_entropy(model(words).transpose(1, 2), words, reduction="none").mean(1)
+
+    fast, slow = HorizonAdam(model.parameters(), samples=2, compile=True), HorizonAdam(twin.parameters(), samples=2)
+    for length in (2, 3, 4, 5, 6, 3, 6, 2):
+        words = torch.arange(4 * length).reshape(4, length) * 7 % 9
+        torch.testing.assert_close(fast.step(losses(model), words), slow.step(losses(twin), words))
+    same(model, twin)
+    assert not [one for one in recwarn if "run as it is" in str(one.message)]
+
+
 def test_a_cycle_of_rates_and_momentum_compiles_once() -> None:
     model, (xs, ys) = network(), data()
     twin = copy.deepcopy(model)

@@ -23,7 +23,10 @@ def test_the_path_is_measured_exactly_and_leaves_no_trace() -> None:
     before = copy.deepcopy(model.state_dict())
     torch.manual_seed(3)
     random = torch.get_rng_state()
-    found = Path(leaves).along(lambda: losses_of(model)(x, y), direction, Replay(), back=True)
+    places = [(leaf - part).detach() for leaf, part in zip(leaves, direction, strict=True)]
+    found = Path(leaves).since(places, lambda: losses_of(model)(x, y), Replay())
+    for place, leaf, part in zip(places, leaves, direction, strict=True):
+        assert torch.equal(place, (leaf - part).detach())
     assert torch.equal(torch.get_rng_state(), random)
     assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
 

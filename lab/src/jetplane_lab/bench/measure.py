@@ -65,14 +65,7 @@ def _run(task: Task, expected: dict[str, Any] | None, fomoh: Path | None, turn: 
         return _judged(error, precision.tolerance("float64"))
     # JAX has the device for itself: torch keeps its copy of the problem on the CPU
     problem = _problem(task, "cpu" if system.library == "jax" else task.device)
-    meter: Meter | None = None
-    if task.device.startswith("cuda") and system.library == "torch":
-        with torch.no_grad():
-            problem.loss()  # the workspaces of torch's libraries are there from the first product on
-        meter = memory.CudaPeak()
-    prepared = system.prepare(problem, setting)
-    if task.device.startswith("cuda") and system.library == "jax":
-        meter = jax_peer.AllocatorPeak()  # the arguments are on the device now
+    prepared, meter = _prepared(system, problem, setting, task.device.startswith("cuda"))
     result, seconds = clock.first_call(prepared.call, prepared.wait)
     judged: Result = {"status": "ok"}
     if expected is not None:
@@ -87,6 +80,19 @@ def _run(task: Task, expected: dict[str, Any] | None, fomoh: Path | None, turn: 
         if not all(bool(p.isfinite().all()) for p in problem.params.values()):
             return {"status": "wrong", "reason": "the parameters are not finite after the steps that were timed"}
     return judged
+
+
+def _prepared(system: System, problem: Problem, setting: Setting, cuda: bool) -> tuple[Prepared, Meter | None]:
+    """What is to be called, and the meter of a device's memory, whose count begins now."""
+    meter: Meter | None = None
+    if cuda and system.library == "torch":
+        with torch.no_grad():
+            problem.loss()  # the workspaces of torch's libraries are there from the first product on
+        meter = memory.CudaPeak()
+    prepared = system.prepare(problem, setting)
+    if cuda and system.library == "jax":
+        meter = jax_peer.AllocatorPeak()  # the arguments are on the device now
+    return prepared, meter
 
 
 def _problem(task: Task, device: str) -> Problem:

@@ -138,28 +138,42 @@ def run(arguments: argparse.Namespace) -> int:
     if workers.writes:
         for job, folder in jobs:
             _prepare(folder, job, arguments)
-    # data is put on the device once for all seeds
-    data = place(None, config, arguments.data_dir)
+    summaries = _train(jobs, preset, config, arguments, workers)
+    workers.leave()
+    if workers.writes:
+        _tell([folder for _, folder in jobs], summaries, preset, arguments.quiet)
+    return _status(summaries)
+
+
+def _train(
+    jobs: list[tuple[Config, Path]],
+    preset: Preset | None,
+    config: Config,
+    arguments: argparse.Namespace,
+    workers: Workers,
+) -> list[Summary]:
+    """The runs' summaries, up to the first that was interrupted."""
+    data = place(None, config, arguments.data_dir)  # once on the device for all seeds
     name = preset.name if preset else config.method
     if arguments.together and len(jobs) > 1:
-        runs = [_trainer(job, folder, data, name, arguments, row) for row, (job, folder) in enumerate(jobs)]
-        summaries = train_together(runs)
-    else:
-        summaries = []
-        for job, folder in jobs:
-            summaries.append(_trainer(job, folder, data, name, arguments, workers=workers).fit())
-            if summaries[-1].reason == "interrupted":
-                break
-    workers.leave()
-    if not workers.writes:
-        return _status(summaries)
-    for (_, folder), summary in zip(jobs, summaries, strict=False):
-        stream = sys.stdout if summary.reason == "finished" else sys.stderr
-        if not (arguments.quiet and summary.reason == "finished"):
-            print(f"{folder}: {_sentence(summary)}", file=stream)
-    if not arguments.quiet:
+        return train_together(
+            [_trainer(job, folder, data, name, arguments, row) for row, (job, folder) in enumerate(jobs)]
+        )
+    summaries: list[Summary] = []
+    for job, folder in jobs:
+        summaries.append(_trainer(job, folder, data, name, arguments, workers=workers).fit())
+        if summaries[-1].reason == "interrupted":
+            break
+    return summaries
+
+
+def _tell(folders: list[Path], summaries: list[Summary], preset: Preset | None, quiet: bool) -> None:
+    for folder, summary in zip(folders, summaries, strict=False):
+        finished = summary.reason == "finished"
+        if not (quiet and finished):
+            print(f"{folder}: {_sentence(summary)}", file=sys.stdout if finished else sys.stderr)
+    if not quiet:
         _print_table(summaries, preset)
-    return _status(summaries)
 
 
 def _seconds(text: str) -> float:

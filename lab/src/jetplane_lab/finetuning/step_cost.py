@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..cost import forward_equivalents
-from ..live_bytes import live_bytes, tensors_of
+from ..live_bytes import held_tensors, step_bytes
 from ..methods import Method, scheduled
 from ..training.memory import Peak
 from ..training.precision import arithmetic
 from .contestants import CONTESTANTS
 from .entry import Data, Entry, build, losses_of
 
-__all__ = ["held_by", "held_tensors", "passes_of", "peak_of", "seconds_of"]
+__all__ = ["held_by", "passes_of", "peak_of", "seconds_of"]
 
 _CALLS = 5
 
@@ -41,20 +41,10 @@ def passes_of(entry: Entry, data: Data) -> float:
         return statistics.mean(forward_equivalents(step, model, data.train.pieces[index]) for _ in counted)
 
 
-def held_tensors(model: nn.Module, method: Method) -> Iterator[Tensor]:
-    """What stays between steps: parameters, buffers, gradients, and what the optimizer keeps."""
-    for parameter in model.parameters():
-        yield parameter
-        if parameter.grad is not None:
-            yield parameter.grad
-    yield from model.buffers()
-    yield from tensors_of(method.state_dict())
-
-
 def held_by(model: nn.Module, method: Method) -> int:
-    """Bytes of these, each storage once."""
-    storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in held_tensors(model, method)}
-    return sum(storages.values())
+    """Bytes of parameters, gradients, buffers, and what the optimizer keeps, each storage once."""
+    held = [one.untyped_storage() for one in held_tensors(model, method.state_dict)]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in held}.values())
 
 
 def peak_of(step: Callable[[], object], model: nn.Module, method: Method, above: Peak) -> tuple[int, str]:
@@ -68,7 +58,7 @@ def peak_of(step: Callable[[], object], model: nn.Module, method: Method, above:
         step()
         torch.cuda.synchronize()
         return above.read(), "cuda allocated"
-    return live_bytes(step, lambda: held_tensors(model, method)), "live tensors"
+    return step_bytes(step, model, method.state_dict), "live tensors"
 
 
 def seconds_of(steps: Callable[[Tensor], Any], batches: Tensor, count: int) -> float:

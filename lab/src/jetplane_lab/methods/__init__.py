@@ -42,6 +42,7 @@ _ADAPTIVE: dict[str, Callable[[float], solvers.Solver]] = {
     "damped": solvers.Damped,
     "trust-region": solvers.TrustRegion,
     "cubic": solvers.Cubic,
+    "levenberg-marquardt": solvers.LevenbergMarquardt,
 }
 _ALONE = ("backprop", "sgd", "adam", *ZEROTH_ORDER)  # not for several processes
 

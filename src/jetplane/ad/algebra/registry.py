@@ -37,11 +37,13 @@ class Traits:
     sparse: bool = False  # takes the tangents of some directions alone as they are, and outer products
     hidden: bool = False  # torch's own body, in which the calls are not the user's
     as_it_is: bool = False  # an autograd.Function whose own forward body is what is differentiated
+    gathers: bool = False  # entries of the first tensor, at places that whole numbers or masks tell
+    chooses: bool = False  # between entries that stand at the same place, as a condition tells
     meets: bool = False  # other processes take part, who may have rows of it where this one has none
 
 
-POINTWISE, SPARSE, _HIDDEN = Traits(pointwise=True), Traits(sparse=True), Traits(hidden=True)
-MEETING = Traits(meets=True)
+PLAIN, POINTWISE, SPARSE, _HIDDEN = Traits(), Traits(pointwise=True), Traits(sparse=True), Traits(hidden=True)
+MEETING, CHOOSES, GATHERS = Traits(meets=True), Traits(chooses=True), Traits(gathers=True)
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Rule:
     family: str
     kind: Kind
     apply: Callable[..., Any]
-    traits: Traits = Traits()
+    traits: Traits = PLAIN
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class Treatment:
     functional: Any = None  # for INPLACE: the counterpart's overload
     counterpart: Treatment | None = None  # and its plan
     writes: tuple[str, ...] = ()  # names of the arguments that the operation writes
-    traits: Traits = Traits()
+    traits: Traits = PLAIN
 
 
 _TABLE: dict[Any, Rule] = {}

@@ -467,11 +467,17 @@ class JetMode(_torch.DispatchMode):
 def _fresh(value: Tensor, args: Any) -> Tensor:
     """``value`` as autograd expects it from below: without a graph of its own and not an input."""
     if value.requires_grad or value._is_view():
-        return value.detach()
+        return _detached(value)
     for given in args:
         if given is value:
-            return value.detach()
+            return _detached(value)
     return value
+
+
+def _detached(value: Tensor) -> Tensor:
+    """As autograd has it, and not the program's detach: a call from TorchScript leaves function modes on in a handler."""
+    with _torch.no_function_modes():
+        return value.detach()
 
 
 @cache

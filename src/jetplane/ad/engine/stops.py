@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from ...errors import UnsupportedProgram
 from .. import _torch
-from .boundary import LOSSES
+from ..rules.named_losses import LOSSES
 from .grad_switches import GradSwitches
 from .locate import call_site, called_by_autograd
 

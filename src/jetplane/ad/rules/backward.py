@@ -16,7 +16,7 @@ from ..algebra.families import composite, jet_rule, primal_of
 from ..algebra.jet import Operand, PairSet
 from ..algebra.registry import argument_names
 from .attention import added, refuse_dropout
-from .layers import bag_sums, distances, folded, pairwise_distances, sample
+from .layers import RESIZES, bag_sums, distances, folded, pairwise_distances, sample
 from .losses import ctc, multilabel_margins
 
 aten = torch.ops.aten
@@ -43,21 +43,9 @@ composite(aten.softshrink_backward, lambda grad, x, limit: torch.where(x.abs() >
 
 # -- resizing, pooling and padding: linear in the gradient, the row axis folded into the batch --------------------
 
-_RESIZE = {
-    1: (aten.upsample_nearest1d_backward, aten._upsample_nearest_exact1d_backward, aten.upsample_linear1d_backward),
-    2: (
-        aten.upsample_nearest2d_backward,
-        aten._upsample_nearest_exact2d_backward,
-        aten.upsample_bilinear2d_backward,
-        aten.upsample_bicubic2d_backward,
-        aten._upsample_bilinear2d_aa_backward,
-        aten._upsample_bicubic2d_aa_backward,
-    ),
-    3: (aten.upsample_nearest3d_backward, aten._upsample_nearest_exact3d_backward, aten.upsample_trilinear3d_backward),
-}
-for _space, _packets in _RESIZE.items():
-    for _packet in _packets:
-        folded(_packet.default, _space, sizes_at=2)
+for _space, _names in RESIZES.items():
+    for _name in _names:
+        folded(getattr(aten, f"{_name}_backward").default, _space, sizes_at=2)
 
 
 def _folded_like(op: Any, space: int) -> None:

@@ -23,6 +23,7 @@ from ..algebra.families import (
     primals_of,
 )
 from ..algebra.jet import Operand, PairSet
+from ..algebra.registry import CHOOSES
 
 aten = torch.ops.aten
 where, log, exp, sigmoid = torch.where, torch.log, torch.exp, torch.sigmoid
@@ -209,7 +210,7 @@ def _clamp(pairs: PairSet, op: Any, x: Any, low: Any = None, high: Any = None, *
     return chain(pairs, y, [x, low, high], [~(above | below), below, above], {})
 
 
-@jet_rule(aten.where.self, "linear")
+@jet_rule(aten.where.self, "linear", CHOOSES)
 def _where(pairs: PairSet, op: Any, condition: Tensor, a: Any, b: Any) -> Operand:
     # selects rows instead of multiplying by a mask, so that what is not taken may be infinite
     y = op(condition, primal_of(a), primal_of(b))

@@ -12,17 +12,16 @@ from torch import Tensor
 from ...errors import UnsupportedProgram
 from ..algebra.families import composite, constant, jet_rule, linear
 from ..algebra.jet import Operand, PairSet
+from ..algebra.registry import CHOOSES, GATHERS
 
 aten = torch.ops.aten
 
-# entries of the first tensor, chosen by whole numbers
-GATHERS = (aten.embedding, aten.index_select, aten.index, aten.gather)
 
 for _op in (aten.take, aten.masked_select):
     linear(_op)
-linear(aten.index_select, dims="dim")
+linear(aten.index_select, dims="dim", traits=GATHERS)
 linear(aten._unsafe_masked_index, over=("self", "fill"))
-linear(aten.gather)
+linear(aten.gather, traits=GATHERS)
 linear(aten.index_put, over=("self", "values"))
 linear(aten._unsafe_index_put, over=("self", "values"))
 linear(aten.index_add, over=("self", "source"))
@@ -32,7 +31,7 @@ linear(aten.scatter.src, over=("self", "src"))
 linear(aten.scatter.value, over=("self", "value"))
 linear(aten.scatter_add, over=("self", "src"))
 linear(aten.put, over=("self", "source"))
-linear(aten.masked_fill, over=("self", "value"))
+linear(aten.masked_fill, over=("self", "value"), traits=CHOOSES)
 linear(aten.masked_scatter, over=("self", "source"))
 linear(aten._unsafe_masked_index_put_accumulate, over=("self", "values"))
 linear(aten.select_scatter, over=("self", "src"))
@@ -53,7 +52,7 @@ def _written(target: Tensor, view: Callable[[Tensor], Tensor], source: Tensor) -
     return target
 
 
-@jet_rule(aten.index.Tensor, "linear")
+@jet_rule(aten.index.Tensor, "linear", GATHERS)
 @jet_rule(aten._unsafe_index.Tensor, "linear")
 def _index(pairs: PairSet, op: Any, x: Operand, indices: list[Tensor | None]) -> Operand:
     """x[indices] of every row at once; a mask is turned into positions first."""
@@ -83,7 +82,7 @@ def _leads(positions: list[Tensor | None]) -> bool:
     return bool(used) and (used[0] == 0 or used[-1] - used[0] + 1 != len(used))
 
 
-@jet_rule(aten.embedding.default, "linear")
+@jet_rule(aten.embedding.default, "linear", GATHERS)
 def _embedding(
     pairs: PairSet,
     op: Any,

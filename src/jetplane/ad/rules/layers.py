@@ -52,21 +52,18 @@ folded(aten.avg_pool3d.default, 3)
 folded(aten._adaptive_avg_pool2d.default, 2)
 folded(aten._adaptive_avg_pool3d.default, 3)
 
-_RESIZE = {
-    1: (aten.upsample_nearest1d, aten._upsample_nearest_exact1d, aten.upsample_linear1d),
+# names of operations by the number of their axes; each has its backward
+RESIZES = {
+    1: ("upsample_nearest1d", "_upsample_nearest_exact1d", "upsample_linear1d"),
     2: (
-        aten.upsample_nearest2d,
-        aten._upsample_nearest_exact2d,
-        aten.upsample_bilinear2d,
-        aten.upsample_bicubic2d,
-        aten._upsample_bilinear2d_aa,
-        aten._upsample_bicubic2d_aa,
+        *("upsample_nearest2d", "_upsample_nearest_exact2d", "upsample_bilinear2d", "upsample_bicubic2d"),
+        *("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"),
     ),
-    3: (aten.upsample_nearest3d, aten._upsample_nearest_exact3d, aten.upsample_trilinear3d),
+    3: ("upsample_nearest3d", "_upsample_nearest_exact3d", "upsample_trilinear3d"),
 }
-for _space, _packets in _RESIZE.items():
-    for _packet in _packets:
-        folded(_packet.default, _space)
+for _space, _names in RESIZES.items():
+    for _name in _names:
+        folded(getattr(aten, _name).default, _space)
 
 # -- maxima: the values are gathered from the plane of each channel -----------------------------------------------
 

@@ -14,7 +14,8 @@ from ...errors import UnsupportedProgram
 from .. import _torch
 from .. import _torch_distributed as groups
 from ..algebra.jet import Jet, PairSet
-from ..engine.boundary import Boundary, Crossing, crossings
+from ..engine.boundary import Boundary
+from ..engine.crossing import Crossing, crossings
 from ..engine.guards import guarded
 from ..engine.interpreter import JetMode
 from ..engine.rows import Seed, Source
@@ -175,31 +176,31 @@ def _is_sharded(tensor: Tensor) -> bool:
 
 def check_directions(directions: Sequence[Tensor], leaves: Sequence[Tensor], labels: Sequence[str]) -> None:
     """Raise unless each of ``directions`` has the shape (K, *S), dtype and device of its tensor, and one K."""
-    count: int | None = None
     for direction, leaf, label in zip(directions, leaves, labels, strict=True):
-        shape = tuple(leaf.shape)
-        if not isinstance(direction, Tensor):
-            raise TypeError(f"directions for {label} are {type(direction).__name__}; expected a tensor (K, *{shape}).")
-        if direction.ndim != leaf.ndim + 1 or tuple(direction.shape[1:]) != shape:
-            expected = ", ".join(["K", *map(str, shape)])
-            raise ValueError(
-                f"directions for {label} {shape} have shape {tuple(direction.shape)}; expected ({expected})."
-            )
-        if direction.dtype != leaf.dtype:
-            raise ValueError(f"directions for {label} have dtype {direction.dtype}; expected {leaf.dtype}.")
-        if direction.device != leaf.device:
-            raise ValueError(f"directions for {label} are on {direction.device}; expected {leaf.device}.")
-        if direction.shape[0] == 0:
-            raise ValueError(f"directions for {label} have K = 0; expected at least one direction.")
-        if count is not None and direction.shape[0] != count:
-            found = direction.shape[0]
-            raise ValueError(f"directions for {label} have K = {found}; expected {count} as for {labels[0]}.")
-        count = direction.shape[0]
+        _check_direction(direction, leaf, label)
+        found, first = direction.shape[0], directions[0].shape[0]
+        if found != first:
+            raise ValueError(f"directions for {label} have K = {found}; expected {first} as for {labels[0]}.")
     if any(_torch.is_fake(type(direction)) for direction in directions):
         return  # traced with tensors that have no values
     if not finite(directions):
         bad = next(label for label, direction in zip(labels, directions, strict=True) if not finite([direction]))
         raise ValueError(f"directions for {bad} hold values that are not finite; expected finite numbers.")
+
+
+def _check_direction(direction: Tensor, leaf: Tensor, label: str) -> None:
+    shape = tuple(leaf.shape)
+    if not isinstance(direction, Tensor):
+        raise TypeError(f"directions for {label} are {type(direction).__name__}; expected a tensor (K, *{shape}).")
+    if direction.ndim != leaf.ndim + 1 or tuple(direction.shape[1:]) != shape:
+        expected = ", ".join(["K", *map(str, shape)])
+        raise ValueError(f"directions for {label} {shape} have shape {tuple(direction.shape)}; expected ({expected}).")
+    if direction.dtype != leaf.dtype:
+        raise ValueError(f"directions for {label} have dtype {direction.dtype}; expected {leaf.dtype}.")
+    if direction.device != leaf.device:
+        raise ValueError(f"directions for {label} are on {direction.device}; expected {leaf.device}.")
+    if direction.shape[0] == 0:
+        raise ValueError(f"directions for {label} have K = 0; expected at least one direction.")
 
 
 # -- chunks -------------------------------------------------------------------------------------------------------
@@ -230,12 +231,7 @@ def chunks(pairs: PairSet, size: int | None, late: bool = False) -> list[Chunk]:
     if size is not None and (not isinstance(size, int) or size < 1):
         raise ValueError(f"chunk_size is {size!r}; expected a positive integer or None.")
     if late:
-        step = pairs.k if size is None else size
-        starts = range(0, pairs.k, step)
-        parts = [tuple(range(start, min(start + step, pairs.k))) for start in starts]
-        *before, last = zip(parts, crossings(len(parts)), strict=True)
-        first_order = [Chunk(rows, PairSet.none(len(rows)), (), crossing) for rows, crossing in before]
-        return [*first_order, Chunk(last[0], pairs, tuple(range(len(pairs.pairs))), last[1])]
+        return _late_chunks(pairs, pairs.k if size is None else size)
     if size is None or size >= pairs.k:
         return [Chunk(tuple(range(pairs.k)), pairs, tuple(range(len(pairs.pairs))))]
     blocks: dict[tuple[int, int], list[int]] = {}
@@ -244,10 +240,18 @@ def chunks(pairs: PairSet, size: int | None, late: bool = False) -> list[Chunk]:
     result = [_chunk(pairs, positions) for positions in blocks.values()]
     covered = {row for chunk in result for row in chunk.rows}
     missing = [row for row in range(pairs.k) if row not in covered]
-    for start in range(0, len(missing), size):
-        rows = tuple(missing[start : start + size])
-        result.append(Chunk(rows, PairSet.none(len(rows)), ()))
-    return result
+    return [*result, *(Chunk(rows, PairSet.none(len(rows)), ()) for rows in _blocks(missing, size))]
+
+
+def _late_chunks(pairs: PairSet, size: int) -> list[Chunk]:
+    parts = _blocks(range(pairs.k), size)
+    *before, last = zip(parts, crossings(len(parts)), strict=True)
+    first_order = [Chunk(rows, PairSet.none(len(rows)), (), crossing) for rows, crossing in before]
+    return [*first_order, Chunk(last[0], pairs, tuple(range(len(pairs.pairs))), last[1])]
+
+
+def _blocks(rows: Sequence[int], size: int) -> list[tuple[int, ...]]:
+    return [tuple(rows[start : start + size]) for start in range(0, len(rows), size)]
 
 
 def _chunk(pairs: PairSet, positions: list[int]) -> Chunk:

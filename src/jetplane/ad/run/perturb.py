@@ -164,21 +164,22 @@ def _rows(directions: Any, leaves: list[Tensor], labels: list[str], params: Any)
     lazy = lazily(directions)
     if lazy is not None:
         return lazy
-    if isinstance(directions, Mapping):
-        if not isinstance(params, Mapping):
-            raise TypeError("directions are a mapping but params are a list; expected the same form for both.")
-        missing = [name for name in labels if name not in directions]
-        extra = [name for name in directions if name not in params]
-        if missing or extra:
-            raise ValueError(
-                f"directions lack {missing or 'nothing'} and name {extra or 'nothing'} beyond params; expected the "
-                "same names."
-            )
-        given = [directions[name] for name in labels]
-    else:
-        given = list(directions)
+    given = _by_name(directions, labels, params) if isinstance(directions, Mapping) else list(directions)
     if len(given) != len(leaves):
         raise ValueError(f"there are directions for {len(given)} tensors; expected {len(leaves)}, one for each.")
     given = [one.full_tensor() if is_shared_out(one) else one for one in given]
     check_directions(given, [whole_like(leaf) for leaf in leaves], labels)
     return Given(given)
+
+
+def _by_name(directions: Mapping[str, Any], labels: list[str], params: Any) -> list[Any]:
+    if not isinstance(params, Mapping):
+        raise TypeError("directions are a mapping but params are a list; expected the same form for both.")
+    missing = [name for name in labels if name not in directions]
+    extra = [name for name in directions if name not in params]
+    if missing or extra:
+        raise ValueError(
+            f"directions lack {missing or 'nothing'} and name {extra or 'nothing'} beyond params; expected the same "
+            "names."
+        )
+    return [directions[name] for name in labels]

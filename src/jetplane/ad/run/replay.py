@@ -89,6 +89,9 @@ class Replay:
         for generator, state in self._kept.drawn.items():
             generator.set_state(state)
 
+    def then(self, tensor: Tensor) -> None:
+        """What comes next is done after ``tensor`` was made: as it is, anyway."""
+
     @property
     def wrote(self) -> bool:
         """Whether a run has written to memory from outside the program."""

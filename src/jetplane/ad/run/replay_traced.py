@@ -35,6 +35,8 @@ class ReplayTraced:
         self._written = written
         self._before: list[Tensor] | None = None
         self._draws = _Draws()
+        self.in_turn = False  # whether a compiler is to keep the order that things are done in
+        self.after: Tensor | None = None  # (): what comes next is done once it is there
 
     def run(self, program: Callable[[], Any]) -> Any:
         """The program's result, as on the first run."""
@@ -49,6 +51,11 @@ class ReplayTraced:
         """Put memory back to what the first run found."""
         for tensor, before in zip(self._written, self._before or (), strict=False):
             tensor.copy_(before)
+
+    def then(self, tensor: Tensor) -> None:
+        """What comes next is done after ``tensor`` was made. One number of it says when, and nothing is kept of it."""
+        if self.in_turn and tensor.numel():
+            self.after = tensor[(0,) * tensor.ndim]
 
     @property
     def wrote(self) -> bool:

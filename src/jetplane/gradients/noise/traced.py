@@ -22,13 +22,13 @@ def rows(seed: int | Tensor, step: int | Tensor, place: int, start: int, stop: i
     return found.reshape(stop - start, *like.shape)
 
 
-def again(tensor: Tensor) -> Tensor:
-    """A copy that a compiler takes for another tensor.
+def again(tensor: Tensor, after: Tensor | None = None) -> Tensor:
+    """A copy that a compiler takes for another tensor, and makes once there is ``after``.
 
     It would keep what the first pass has computed for the second one, all activations and all noise: the memory that
-    two passes are there to save.
+    two passes are there to save. And it would draw all noise, and carry all chunks of tangents, at once.
     """
-    copied: Tensor = torch.ops.jetplane.again(tensor)
+    copied: Tensor = torch.ops.jetplane.again(tensor, after)
     return copied
 
 
@@ -48,8 +48,12 @@ def _signs(seed: Tensor, step: Tensor, place: int, start: int, stop: int, size: 
     return plain.counted(int(seed) % (1 << 64), step, place, start, stop, size, dtype).contiguous()
 
 
-_LIBRARY.define("again(Tensor tensor) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
-_LIBRARY.impl("again", torch.clone, "CompositeExplicitAutograd")
+def _again(tensor: Tensor, after: Tensor | None) -> Tensor:
+    return tensor.clone()
+
+
+_LIBRARY.define("again(Tensor tensor, Tensor? after) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+_LIBRARY.impl("again", _again, "CompositeExplicitAutograd")
 _LIBRARY.impl("signs", _signs, "CompositeExplicitAutograd")
 
 
@@ -59,5 +63,5 @@ def _(seed: Tensor, step: Tensor, place: int, start: int, stop: int, size: int, 
 
 
 @torch.library.register_fake("jetplane::again", lib=_LIBRARY)
-def _(tensor: Tensor) -> Tensor:
+def _(tensor: Tensor, after: Tensor | None) -> Tensor:
     return torch.empty_like(tensor)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -18,8 +20,12 @@ from .program_passes import Passes, capturing
 
 __all__ = ["KeptPlans", "Width"]
 
+log = logging.getLogger("jetplane")
+
 _KEPT = 8  # plans for batches of one form
-_WIDE = 8  # tangents that a probe may carry at once, however few are asked for
+_WIDE, _PROBED = 64, 8  # tangents that a probe carries at once where they fit; where so many are asked for at a time
+_PARTS = 8  # first passes that save memory which nobody has said to be short
+_EACH = 3  # what a tangent of a value holds at most, with what makes it, in units of the value
 
 
 @dataclass(frozen=True)
@@ -28,7 +34,7 @@ class Width:
 
     samples: int | None  # None: as many as a program needs
     chunk_size: int | None
-    memory: int | None  # bytes
+    memory: int | None  # bytes; None: by the program, and one tangent at a time is always allowed
 
     def tangents(self, plan: NoisePlan) -> int:
         """J, for one program."""
@@ -37,19 +43,34 @@ class Width:
     def of(self, plan: NoisePlan, held: int = 0) -> int:
         """For one program, of which ``held`` bytes are there all the time."""
         most = self.tangents(plan)
+        if self.chunk_size is not None:
+            return min(most, self.chunk_size)
+        parts = math.ceil(most / self.fitting(plan, most, held))
         if self.memory is None:
-            return min(most, self.chunk_size or most)
-        assert plan.trace is not None
+            parts = min(parts, _PARTS)
+        return math.ceil(most / parts)  # chunks of one size: as few passes, and less memory
+
+    def fitting(self, plan: NoisePlan, most: int, held: int = 0) -> int:
+        """How many tangents, up to ``most``, a pass within the budget carries."""
+        if plan.trace is None:  # however many there are, they are small
+            return most
+        limit = plan.budget if self.memory is None else self.memory
         fitting = 0
-        while fitting < most and plan.trace.peak(fitting + 1) + held <= self.memory:
+        while fitting < most and plan.trace.peak(fitting + 1) + held <= limit:
             fitting += 1
-        if not fitting:
+        if not fitting and self.memory is not None:
             needed = plan.trace.peak() + held
             raise ValueError(
                 f"memory is {readable(self.memory)}, but one tangent at a time needs {readable(needed)}; expected at "
                 "least as much."
             )
-        return fitting
+        return max(fitting, 1)
+
+    def is_to_measure(self, plan: NoisePlan) -> bool:
+        """Whether it has to be known what a pass of a program holds."""
+        if plan.trace is not None or self.chunk_size is not None:
+            return False
+        return self.memory is not None or plan.values * _EACH * _WIDE > plan.budget
 
 
 @dataclass(eq=False)
@@ -61,7 +82,7 @@ class KeptPlans:
     def known(self, program: LossProgram, width: Width, probe_every: int) -> NoisePlan | None:
         """The plan that the next call of a program will probably follow; None if it is to be made or looked at."""
         plans = self._by_form.get(program.form)
-        if not plans or plans[0].due or (width.memory is not None and plans[0].trace is None):
+        if not plans or plans[0].due or width.is_to_measure(plans[0]):
             return None
         if not capturing():
             plans[0].age += 1
@@ -76,11 +97,14 @@ class KeptPlans:
         plan = _taken_out(plans, passes.record())
         _measure(plan, passes, width)
         if plan.due:
+            what = len(plan.keys), len(plan.sites), plan.samples
+            log.info("planning a program of %d operations: noise at %d places, %d samples", *what)
             _find_layouts(plan, passes, width)
             if plan.age == 0:
                 plan = _apart(plan, passes, width)
             find_tokens(plan, partial(passes.look, plan), _wide(plan, width))
             plan.due = False
+            log.info("planned: samples are told apart at %d places, tokens at %d", *_known_at(plan))
         plans.insert(0, plan)
         del plans[_KEPT:]
         return plan
@@ -122,6 +146,11 @@ def _apart(plan: NoisePlan, passes: Passes, width: Width) -> NoisePlan:
     return found
 
 
+def _known_at(plan: NoisePlan) -> tuple[int, int]:
+    """At how many sites samples and tokens are told apart."""
+    return sum(site.layout is not None for site in plan.sites), sum(site.reach is not None for site in plan.sites)
+
+
 def _coupled(plan: NoisePlan) -> list[Site]:
     """The sites at which samples are coupled, and not by a batch norm, of which more is known."""
     return [site for site in plan.sites if site.coupled and site.layout is None]
@@ -129,12 +158,13 @@ def _coupled(plan: NoisePlan) -> list[Site]:
 
 def _wide(plan: NoisePlan, width: Width) -> int:
     """How many tangents a probe carries."""
-    return width.of(plan) if width.memory is not None else max(_WIDE, width.of(plan))
+    return max(_PROBED, width.chunk_size) if width.chunk_size is not None else width.fitting(plan, _WIDE)
 
 
 def _measure(plan: NoisePlan, passes: Passes, width: Width) -> None:
-    if width.memory is not None and plan.trace is None:
+    if width.is_to_measure(plan):
         plan.trace = _measured(passes, plan)
+        log.info("A pass with one tangent holds %s", readable(plan.trace.peak()))
 
 
 def _measured(passes: Passes, plan: NoisePlan) -> Trace:

@@ -21,6 +21,7 @@ from ..noise.readout import Readout
 from ..noise.signs import Noise
 from ..noise.statistics import Statistics
 from ..plan.noise_plan import Changed, LayerGroup, Link, NoisePlan, Site, signature
+from ..plan.own_weights import OwnWeights
 from ..program.done import Done
 from ..program.layout import Grid
 from ..program.parameters import Gradients
@@ -31,14 +32,21 @@ __all__ = ["Collector", "Injector"]
 
 Rows = Callable[[Site, Tensor], Tensor | None]  # of a site and its activation: tangents (K, *S)
 Quiet = Callable[[], AbstractContextManager[None]]
+Then = Callable[[Tensor], None]  # told of what is made before the next noise is drawn
 Deltas = dict[tuple[int, int], Tensor]  # by node and output: the derivative there
+
+
+def _nothing(tensor: Tensor) -> None:
+    """Where nobody wants to know."""
 
 
 class _Follower:
     """A phase that follows a plan: every node must be the one that was planned."""
 
-    def __init__(self, plan: NoisePlan) -> None:
+    def __init__(self, plan: NoisePlan, shapes: dict[int, Tensor] | None, then: Then) -> None:
         self._plan = plan
+        self._shapes = {} if shapes is None else shapes  # by site, of noise in samples' own weights
+        self._then = then
         self._before: dict[int, tuple[Any, Any]] = {}  # arguments of a node in hand, as they are before a write
         self._alive: dict[int, Tensor | None] = {}  # by node: where a site's layers reach its result
         self._held: dict[int, tuple[Done, list[Tensor]]] = {}  # with the tensors that will be read
@@ -89,6 +97,12 @@ class _Follower:
         if len(known) < len(masks):
             return None
         return torch.stack(known).any(0) if len(known) > 1 else known[0]
+
+    def _shape_of(self, site: int, own: OwnWeights, done: Done) -> Tensor:
+        """That of noise in samples' own weights: the same in all runs, which have the same input."""
+        if site not in self._shapes:
+            self._shapes[site] = own.shape(done)
+        return self._shapes[site]
 
     # -- pulling back -----------------------------------------------------------------------------------------------
 
@@ -161,8 +175,10 @@ class Injector(_Follower):
         readout: Readout | None = None,
         prediction: Prediction | NoPrediction = NOTHING,
         statistics: Statistics | None = None,
+        shapes: dict[int, Tensor] | None = None,
+        then: Then = _nothing,
     ) -> None:
-        super().__init__(plan)
+        super().__init__(plan, shapes, then)
         self._rows = rows
         self._quiet = quiet  # around what is no part of the program
         self._masked = masked  # zero where the site's own functions have no derivative
@@ -190,8 +206,11 @@ class Injector(_Follower):
             self._fix(mode, visit.number, done)
         if norms and visit.number >= norms[0]:
             self._hold(site.group, visit.number, done)
+        arrived = mode.jet(done.result).tangent if visit.number == site.end else None
         with mode.above(), self._quiet():
             alive = self._mask(site.group, visit.number, done) if self._masked else None
+            if arrived is not None:
+                self._then(arrived)
             rows = self._tangents(site, done, alive) if visit.number == site.end else None
         if rows is not None:
             mode.inject(done.result, rows)
@@ -210,7 +229,7 @@ class Injector(_Follower):
             return None
         rows = shape.apply(white)
         self._prediction.carry(site, rows)
-        return rows if site.own is None else site.own.apply(done, rows)
+        return rows if site.own is None else site.own.apply(done, rows, self._shape_of(site.number, site.own, done))
 
     def _fix(self, mode: WatchMode, number: int, done: Done) -> None:
         """Let tangents pass a batch norm as if its statistics were fixed."""
@@ -276,8 +295,10 @@ class Collector(_Follower):
         chunk: int,
         prediction: Prediction | NoPrediction = NOTHING,
         statistics: Statistics | None = None,
+        shapes: dict[int, Tensor] | None = None,
+        then: Then = _nothing,
     ) -> None:
-        super().__init__(plan)
+        super().__init__(plan, shapes, then)
         self._gradients = gradients
         self._noise = noise
         self._scalars = scalars  # (J, B, T), over J and B
@@ -322,8 +343,9 @@ class Collector(_Follower):
             self._collect(site.group, _at_end(site.group, delta))
         else:
             self._let_go(site.end)
-            for path, gradient in site.own.undo(done, delta).items():
+            for path, gradient in site.own.undo(delta, self._shape_of(site.number, site.own, done)).items():
                 self._gradients.add(at(path, done.args, done.kwargs), gradient)
+                self._then(gradient)
         for one in self._plan.spread:
             if one.last == site.end:
                 self._collect(one.group, self._pending)
@@ -338,7 +360,9 @@ class Collector(_Follower):
         """Take the derivatives that are known in a group back to its layers, and do their products."""
         for number, done, here in self._pull(group, deltas):
             for path in group.calls.get(number, ()):
-                self._gradients.add(at(path, done.args, done.kwargs), default.product(here, done, path))
+                product = default.product(here, done, path)
+                self._gradients.add(at(path, done.args, done.kwargs), product)
+                self._then(product)
         if deltas is not self._pending:
             for key, part in deltas.items():
                 _add(self._pending, key, part)

@@ -67,6 +67,7 @@ class Passes:
         readout: Readout | None = None,
         prediction: Prediction | NoPrediction = NOTHING,
         statistics: Statistics | None = None,
+        shapes: dict[int, Tensor] | None = None,
     ) -> Tensor:
         """The losses' tangents (K, B, T) for tangents (K, *S) at the sites, less what was predicted of them.
 
@@ -74,7 +75,8 @@ class Passes:
         """
         if statistics is None and plan.norms:
             statistics = Statistics(plan)
-        injector = Injector(plan, rows, self.replay.unwatched, masked, readout, prediction, statistics)
+        given = readout, prediction, statistics, shapes, self.replay.then
+        injector = Injector(plan, rows, self.replay.unwatched, masked, *given)
         losses, mode, _ = self._run(injector, k, watched=plan.writes or not capturing())
         self._check(plan, mode, losses)
         with torch.no_grad():
@@ -86,7 +88,9 @@ class Passes:
                 statistics.leave(scalars, expected)
                 if not masked:  # a probe
                     scalars = scalars + statistics.marks().unsqueeze(2).to(scalars)
-            return scalars if expected is None else scalars - expected
+            scalars = scalars if expected is None else scalars - expected
+            self.replay.then(scalars)
+            return scalars
 
     def look(self, plan: NoisePlan, tokens: Tokens, rows: Rows, k: int) -> Tensor:
         """The tangents of the loss's input by sample and token (K, B, T, V), everywhere behind the sites."""
@@ -107,13 +111,15 @@ class Passes:
         approve: Callable[[], None] | None = None,
         prediction: Prediction | NoPrediction = NOTHING,
         statistics: Statistics | None = None,
+        shapes: dict[int, Tensor] | None = None,
     ) -> tuple[Tensor, Any]:
         """The last pass: gradients are added to ``.grad``. The losses, and what came with them.
 
         ``approve`` is called before any gradient, once the program has done what is planned: where there are no sites,
         and so was no pass before this one.
         """
-        collector = Collector(plan, Gradients(self.parameters), noise, scalars, chunk, prediction, statistics)
+        given = prediction, statistics, shapes, self.replay.then
+        collector = Collector(plan, Gradients(self.parameters), noise, scalars, chunk, *given)
         # where nothing can run after it, nothing has to be put back
         losses, mode, aux = self._run(collector, 1, watched=approve is not None and not capturing())
         self._check(plan, mode, losses)

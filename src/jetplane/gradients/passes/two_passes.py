@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -36,6 +36,7 @@ class Estimate:
     prediction: Prediction | NoPrediction
     exact_norms: bool = False  # whether nothing that batch norms add is left out
     sharing: Tangents | None = None  # the processes that carry other tangents of the same samples
+    shapes: dict[int, Tensor] = field(default_factory=dict)  # by site, of noise in samples' own weights: found once
 
     def statistics(self) -> Statistics | None:
         """What the passes will see of batch norms; None where there are none."""
@@ -72,7 +73,8 @@ def two_passes(
     for start in range(mine.start, mine.stop, one.chunk):
         stop = min(start + one.chunk, mine.stop)
         rows = partial(_drawn, one.noise, start, stop)
-        parts.append(passes.carry(plan, rows, stop - start, True, one.readout, one.prediction, statistics))
+        given = one.readout, one.prediction, statistics, one.shapes
+        parts.append(passes.carry(plan, rows, stop - start, True, *given))
     check()
     found = torch.cat(parts)
     if one.sharing is not None:
@@ -83,7 +85,8 @@ def two_passes(
         statistics.close(one.count)
         if look is not None:
             look(statistics)
-    return passes.collect(plan, one.again, scalars, one.chunk, prediction=one.prediction, statistics=statistics)
+    known = {"prediction": one.prediction, "statistics": statistics, "shapes": one.shapes}
+    return passes.collect(plan, one.again, scalars, one.chunk, **known)
 
 
 def _drawn(noise: Noise, start: int, stop: int, site: Site, like: Tensor) -> Tensor:

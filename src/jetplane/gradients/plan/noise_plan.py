@@ -17,6 +17,7 @@ from .own_weights import OwnWeights
 
 __all__ = ["Changed", "LayerGroup", "Link", "Node", "NoisePlan", "Site", "Spread", "Tail", "Tokens", "signature"]
 
+_SMALL = 64 << 20  # bytes that are worth no pass
 FEWEST, MOST = 8, 32  # tangents J of a sample where none are asked for: a multiple of the first, up to the second
 
 
@@ -144,7 +145,9 @@ class NoisePlan:
     due: bool = True  # whether the layouts are to be found, or looked at again
     noisy: bool = False  # whether it was said that its estimates are mostly noise
     whole: int | None = None  # samples of the batch that these are a part of, in the call at hand; None: it is all
-    trace: Trace | None = None  # of the memory of a pass with one tangent, where there is a budget
+    values: int = 0  # bytes of all that depends on parameters
+    layers: int = 0  # of these, what layers give
+    trace: Trace | None = None  # of the memory of a pass with one tangent, where that may be more than there is
     ends: dict[int, Site] = field(default_factory=dict)
     member: dict[int, Site] = field(default_factory=dict)
 
@@ -160,6 +163,11 @@ class NoisePlan:
     def tangents_for(numbers: int, samples: int) -> int:
         """The same for a batch with so many numbers of noise."""
         return min(max(FEWEST * math.ceil(numbers / samples / samples / FEWEST), FEWEST), MOST)
+
+    @property
+    def budget(self) -> int:
+        """Bytes for a pass where no others are given: what backprop keeps with a checkpoint for every second layer."""
+        return max(_SMALL, self.layers // 2)
 
     @property
     def numbers(self) -> int:

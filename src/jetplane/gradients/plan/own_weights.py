@@ -64,18 +64,17 @@ class OwnWeights:
         """A tensor in the shape (B, n) of a row of noise."""
         return done.result.new_empty(()).expand(done.result.shape[0], self.numbers)
 
-    def apply(self, done: Done, noise: Tensor) -> Tensor:
-        """What noise (K, B, n) does to the output (K, *S): v x_p with v = z K^T."""
+    def apply(self, done: Done, noise: Tensor, shape: Tensor) -> Tensor:
+        """What noise (K, B, n) does to the output (K, *S): v x_p with v = z K^T, where ``shape`` is K."""
         windows = self._windows(done)
         rows, samples = noise.shape[:2]
-        weights = noise.reshape(rows, samples, self.weight[0], self._side) @ self._shape(windows).T.to(noise.dtype)
+        weights = noise.reshape(rows, samples, self.weight[0], self._side) @ shape.T.to(noise.dtype)
         # (B, K out, in) with (B, in, places)
         found = weights.transpose(0, 1).flatten(1, 2) @ windows
         return found.unflatten(1, (rows, -1)).transpose(0, 1).reshape(rows, *done.result.shape)
 
-    def undo(self, done: Done, found: Tensor) -> dict[Path, Tensor]:
+    def undo(self, found: Tensor, shape: Tensor) -> dict[Path, Tensor]:
         """By parameter: its gradient, from the derivative (B, n) by the noise z, which is that by v times K."""
-        shape = self._shape(self._windows(done))
         whole = found.sum(0, dtype=shape.dtype).reshape(self.weight[0], self._side)
         whole = torch.linalg.solve_triangular(shape, whole, upper=False, left=False)  # whole K^-1
         gradients: dict[Path, Tensor] = {_WEIGHT: whole[:, : self.weight[1:].numel()].reshape(self.weight)}
@@ -93,8 +92,9 @@ class OwnWeights:
         windows = windows.reshape(len(x), weight[0].numel(), -1)
         return F.pad(windows, (0, 0, 0, 1), value=1.0) if self.bias else windows
 
-    def _shape(self, windows: Tensor) -> Tensor:
-        """K, a lower triangle."""
+    def shape(self, done: Done) -> Tensor:
+        """K, a lower triangle (side, side): small, and a function of the input alone."""
+        windows = self._windows(done)
         samples, side, places = windows.shape
         moment = (windows @ windows.mT).sum(0, dtype=torch.float64) / (samples * places)
         eye = torch.eye(side, dtype=moment.dtype, device=moment.device)

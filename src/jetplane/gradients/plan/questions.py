@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,10 +11,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..program.layout import Layout
+from ..program.layout import Grid, Layout
 from .noise_plan import Site
 
 __all__ = ["Carry", "Question", "ask", "half"]
+
+log = logging.getLogger("jetplane")
 
 Carry = Callable[[Callable[[Site, Tensor], Tensor | None], int], Tensor]  # rows at the sites, K -> tangents (K, ...)
 
@@ -24,11 +27,13 @@ class Question:
 
     layouts: dict[int, Layout | None]  # by site, of what is chosen; None for all entries
     chosen: Tensor  # (B,) or (T,), of truth values
+    last: bool = False  # of what is chosen, that which is last along every axis
 
 
 def ask(questions: list[Question], carry: Carry, width: int) -> Iterator[tuple[Question, Tensor]]:
     """With each question: what became NaN, in any number of the last axis. ``width`` are carried at a time."""
     for start in range(0, len(questions), width):
+        log.info("planning: questions %d to %d of %d", start + 1, min(start + width, len(questions)), len(questions))
         part = questions[start : start + width]
         yield from zip(part, carry(partial(_tangents, part), len(part)).isnan().any(-1), strict=True)
 
@@ -50,13 +55,19 @@ def _tangents(questions: list[Question], site: Site, like: Tensor) -> Tensor | N
         return None
     rows = torch.zeros((len(questions), *like.shape), dtype=like.dtype, device=like.device)
     for number, question in asking:
-        _lose(rows[number], question.layouts[site.number], question.chosen.to(like.device))
+        _lose(rows[number], question.layouts[site.number], question)
     return rows
 
 
-def _lose(row: Tensor, layout: Layout | None, chosen: Tensor) -> None:
+def _lose(row: Tensor, layout: Layout | None, question: Question) -> None:
     """Let what is chosen of an activation be NaN."""
     if layout is None:
         row.fill_(math.nan)
+        return
+    chosen = question.chosen.to(row.device)
+    if question.last:
+        view, (place, _) = Grid(layout).digits(row.shape, len(chosen))
+        ends = [slice(None) if axis == place else -1 for axis in range(len(view))]
+        row.view(view)[tuple(ends)] = torch.where(chosen, math.nan, 0.0).to(row.dtype)
     else:
         row.masked_fill_(layout.spread(chosen, row.shape), math.nan)

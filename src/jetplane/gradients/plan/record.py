@@ -77,6 +77,7 @@ class Recorder:
     def __init__(self, parameters: Parameters) -> None:
         self.graph = ValueGraph()
         self.random = False
+        self.values = self.layers = 0  # bytes of the results, and of those of layers
         self._parameters = parameters
         self._sources: weakref.WeakKeyDictionary[Any, frozenset[int]] = weakref.WeakKeyDictionary()  # of what is made
 
@@ -105,6 +106,8 @@ class Recorder:
         if variable:
             first = variable[0]
             node.shape, node.device = first.shape, first.device
+            self.values += first.nbytes
+            self.layers += first.nbytes if visit.parameters else 0
         self.graph.enter(node, variable)
 
     def parametrised(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
@@ -145,4 +148,6 @@ class Recorder:
     def plan(self, mode: WatchMode, losses: Tensor, together: Collection[int] = ()) -> NoisePlan:
         """The plan, with layouts still to be found; ``together`` are nodes at which samples are not apart."""
         builder = Builder(self.graph.nodes, self.graph.values((), losses), together)
-        return builder.plan(losses.shape[0], mode.origin(losses), self.random)
+        plan = builder.plan(losses.shape[0], mode.origin(losses), self.random)
+        plan.values, plan.layers = self.values, self.layers
+        return plan

@@ -88,7 +88,8 @@ class _Finder:
         """Whether there is a site that does not reach all tokens; what was found before is only proven again."""
         self._sites = self._told_apart(self._sites)
         found = self._still(kept, kinds)
-        left = self._not_all([site for site in self._sites if site.number not in found])
+        left = self._not_surely_all([site for site in self._sites if site.number not in found])
+        left = self._not_all(left)
         found |= self._new(left) if left else {}
         for number, (layout, kind) in found.items():
             site = self._plan.sites[number]
@@ -153,6 +154,15 @@ class _Finder:
             if layouts and not self._all_apart(layouts, subsets, samples=False):
                 return False
         return True
+
+    def _not_surely_all(self, sites: list[Site]) -> list[Site]:
+        """The sites without those where a sample's last entry reaches all tokens.
+
+        Whatever the layout, it is an entry of the last token, which then reaches the first one.
+        """
+        everyone = torch.ones(self._plan.samples, dtype=torch.bool, device=self._device)
+        asked = self._asked([Question({site.number: site.layout}, everyone, last=True) for site in sites])
+        return [self._plan.sites[next(iter(question.layouts))] for question, lost in asked if not bool(lost.all(-1).any())]
 
     def _not_all(self, sites: list[Site]) -> list[Site]:
         """Find which tokens all of a site reaches, as for one step of a recurrent network; the sites that reach all."""

@@ -59,7 +59,7 @@ class Grid:
             tensor([6., 7.])
         """
         k, *shape = rows.shape
-        view, places = self._digits(shape, samples, tokens)
+        view, places = self.digits(shape, samples, tokens)
         apart = rows.reshape(k, *view).movedim([place + 1 for place in places], [1, 2])
         return apart.reshape(k, samples, tokens, -1)
 
@@ -70,18 +70,18 @@ class Grid:
             >>> x, grid = torch.arange(12.0).reshape(6, 2), Grid(Layout(0, 1))
             >>> assert torch.equal(grid.join(grid.split(x[None], 3)[0], x.shape), x)
         """
-        view, places = self._digits(shape, *numbers.shape[:2])
+        view, places = self.digits(shape, *numbers.shape[:2])
         rest = [size for place, size in enumerate(view) if place not in places]
         return numbers.reshape(*numbers.shape[:2], *rest).movedim([0, 1], places).reshape(tuple(shape))
 
     def weighted(self, rows: Tensor, numbers: Tensor) -> Tensor:
         """The sum of rows (K, *S) that are multiplied by the numbers (K, B, T) of their samples and tokens, (*S)."""
         k, *shape = rows.shape
-        view, places = self._digits(shape, *numbers.shape[1:])
+        view, places = self.digits(shape, *numbers.shape[1:])
         factor = numbers.reshape(*numbers.shape, *(1,) * (len(view) - 2)).movedim([1, 2], [p + 1 for p in places])
         return (rows.reshape(k, *view) * factor).sum(0).reshape(tuple(shape))
 
-    def _digits(self, shape: Sequence[int], samples: int, tokens: int) -> tuple[list[int], list[int]]:
+    def digits(self, shape: Sequence[int], samples: int, tokens: int = 1) -> tuple[list[int], list[int]]:
         """A shape in which samples and tokens have an axis each, and which axes they are."""
         marks = [(self.samples.axis, self.samples.inner, samples, 0)]
         if self.tokens is not None:

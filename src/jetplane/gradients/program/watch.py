@@ -23,7 +23,6 @@ from ...ad.engine.interpreter import JetMode
 from ...ad.engine.locate import call_site
 from ...ad.engine.results import refuse_layout, refuse_reinterpretation, refuse_results
 from ...ad.rules.attention import KERNELS, added, bias_of, drops, options_of
-from ...ad.rules.indexing import GATHERS
 from ...ad.storage_geometry import written
 from ...errors import UnsupportedProgram
 from .parameters import Parameters
@@ -321,7 +320,7 @@ class WatchMode(JetMode):
             return True
         if is_elementwise(func):
             return _is_as_large(tensors, kinds)
-        return func.overloadpacket in GATHERS and {_PARAMETER, _BORN}.issuperset(kinds)
+        return step.traits.gathers and {_PARAMETER, _BORN}.issuperset(kinds)
 
     def _is_made(self, target: Tensor, kind: str) -> bool:
         """Whether a target is made of parameters: a write into a constant, or into a parameter itself, is a node."""

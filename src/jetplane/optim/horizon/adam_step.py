@@ -6,7 +6,7 @@ path, and moves. Nothing in it asks the host.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -113,8 +113,7 @@ def look_back(held: Course, losses: Callable[[], Tensor], replay: AnyReplay) -> 
 
     To halve the rate alone would not do: they would stay where they are, and the rate be halved again and again.
     """
-    path = [leaf.tensor - leaf.state["trail"] for leaf in held.leaves]
-    seen = held.path.along(losses, path, replay, back=True)
+    seen = held.path.since([leaf.state["trail"] for leaf in held.leaves], losses, replay)
     thrown = _thrown(held, seen)
     for leaf, state, *_ in held.leaves:
         leaf.copy_(torch.where(thrown, state["trail"], leaf))
@@ -135,8 +134,9 @@ def take(
     held.numbers[_COUNT] += taken
     if rules.forget:
         held.forgetting.see(held.tensors, grads, _horizon(held), taken)
-    directions = _directions(rules, held, grads, taken, first is not None)
+    directions: Iterable[Tensor] = _directions(rules, held, grads, taken, first is not None)
     if first is not None:
+        directions = list(directions)  # else they are made one by one, as the parameters move
         held.numbers[_RATE] = held.leaves[0].rate if rules.fixed else _first_rate(held, first(directions))
         held.numbers[_FIRST] = loss
     elif seen is not None:
@@ -146,25 +146,34 @@ def take(
     return StepTaken(rate.clone(), lead.clone(), taken)
 
 
-def _directions(rules: Rules, held: Course, grads: Sequence[Tensor], taken: Tensor, is_first: bool) -> list[Tensor]:
+def _directions(
+    rules: Rules, held: Course, grads: Sequence[Tensor], taken: Tensor, is_first: bool
+) -> Iterator[Tensor]:
     """Adam's directions, downhill."""
-    directions, share, corrections = [], 1 / _horizon(held), dict[Any, tuple[Tensor, Tensor]]()
+    share, corrections = 1 / _horizon(held), dict[Any, tuple[Tensor, Tensor]]()
     for leaf, grad in zip(held.leaves, grads, strict=True):
         first, second = leaf.betas
         alike = leaf.begun, first, second
         if alike not in corrections:
             count = held.numbers[_COUNT] - leaf.begun
             corrections[alike] = 1 - first**count, (1 - second**count).sqrt()
-        scales, state = corrections[alike], leaf.state
-        eigenbasis.see(state, grad, share, taken)
+        eigenbasis.see(leaf.state, grad, share, taken)
         if is_first or leaf.new:
-            eigenbasis.refresh(state)
-        mean, square, turned = state["exp_avg"], state["exp_avg_sq"], eigenbasis.away(state, grad)
-        mean.copy_(torch.where(taken, _lerp(mean, turned, 1 - first), mean))
-        square.copy_(torch.where(taken, _lerp(square, turned * turned, 1 - second), square))
-        size = square.sqrt() / scales[1].to(square) + max(rules.eps, _least(square.dtype))
-        directions.append(eigenbasis.back(state, -(mean / scales[0].to(mean)) / size))
-    return directions
+            eigenbasis.refresh(leaf.state)
+        yield _direction(rules, leaf, grad, taken, corrections[alike])
+
+
+def _direction(
+    rules: Rules, leaf: MovingLeaf, grad: Tensor, taken: Tensor, corrections: tuple[Tensor, Tensor]
+) -> Tensor:
+    """That of one parameter. In place where it can be: parameters may be as large as all else."""
+    state, (first, second) = leaf.state, leaf.betas
+    mean, square, turned = state["exp_avg"], state["exp_avg_sq"], eigenbasis.away(state, grad)
+    mean.copy_(torch.where(taken, _lerp(mean, turned, 1 - first), mean))
+    square.copy_(torch.where(taken, _lerp(square, turned * turned, 1 - second), square))
+    del turned
+    size = square.sqrt().div_(corrections[1].to(square)).add_(max(rules.eps, _least(square.dtype)))
+    return eigenbasis.back(state, (mean / corrections[0].to(mean)).neg_().div_(size))
 
 
 def _least(dtype: torch.dtype) -> float:
@@ -222,7 +231,7 @@ def _shares(rules: Rules, held: Course, loss: Tensor) -> dict[int, Tensor]:
     return {position: rules.forget * share for position, share in shares.items()}
 
 
-def _move(rules: Rules, held: Course, directions: Sequence[Tensor], loss: Tensor, taken: Tensor) -> None:
+def _move(rules: Rules, held: Course, directions: Iterable[Tensor], loss: Tensor, taken: Tensor) -> None:
     count, rate, *_ = held.numbers
     horizon, shares, weights = _horizon(held), _shares(rules, held, loss), dict[Any, Tensor]()
     for position, (leaf, direction) in enumerate(zip(held.leaves, directions, strict=True)):
@@ -232,14 +241,15 @@ def _move(rules: Rules, held: Course, directions: Sequence[Tensor], loss: Tensor
             kept = kept * (1 - leaf.lr * shares[position]).clamp_min(0)
         if leaf.begun not in weights:
             weights[leaf.begun] = _weight(rules, count - leaf.begun)
-        moved = leaf.tensor * kept.to(leaf.tensor) + length.to(leaf.tensor) * direction
+        moved = (leaf.tensor * kept.to(leaf.tensor)).add_(direction.mul_(length.to(leaf.tensor)))
         leaf.tensor.copy_(torch.where(taken, moved, leaf.tensor))
+        del moved, direction
         # what is pulled to zero is no part of the path: its lead would be that of the pull
         trail = leaf.state["trail"]
         trail.copy_(torch.where(taken, trail * kept.to(trail), trail))
         for name, share in (("trail", 1 / horizon), ("average", weights[leaf.begun])):
             mean = leaf.state[name]
-            mean.copy_(torch.where(taken, mean + share.to(mean) * (leaf.tensor - mean), mean))
+            mean.copy_(torch.where(taken, (leaf.tensor - mean).mul_(share.to(mean)).add_(mean), mean))
 
 
 def _weight(rules: Rules, count: Tensor) -> Tensor:

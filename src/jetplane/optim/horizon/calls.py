@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...ad.run.auxiliary import split_aux
 from ...ad.run.casting import Casts
+from ..batch_parts import parts_of
 
 __all__ = ["LossCall", "calls_of", "cast", "losses_of", "mean_of"]
 
@@ -25,19 +26,7 @@ class LossCall(NamedTuple):
 
 def calls_of(closure: Any, batch: tuple[Any, ...]) -> list[LossCall]:
     """The calls whose losses, averaged, are those of a step."""
-    if callable(closure):
-        return [LossCall(closure, batch)]
-    if not isinstance(closure, list | tuple):
-        name = type(closure).__name__
-        raise TypeError(f"step got {name}; expected {_WANTED}, or a list of closures, one for each part of a batch.")
-    if batch:
-        raise TypeError("step got a list of closures and a batch; expected closures without arguments.")
-    if not closure:
-        raise ValueError("step got an empty list of closures; expected at least one.")
-    for position, one in enumerate(closure):
-        if not callable(one):
-            raise TypeError(f"closure {position} of the list is {type(one).__name__}; expected {_WANTED}.")
-    return [LossCall(one, ()) for one in closure]
+    return [LossCall(*part) for part in parts_of(closure, batch, _WANTED)]
 
 
 def cast(calls: Sequence[LossCall], casts: Casts) -> list[LossCall]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...ad.engine.locate import users_level
-from ...ad.run.directions import Given, Leaf
+from ...ad.run.directions import Directions, Given, Leaf
 from ...ad.run.passes import Pass
 from ...ad.run.replay import Replay
 from ...ad.run.replay_traced import ReplayTraced
@@ -39,6 +40,18 @@ class Along(NamedTuple):
         return -self.slope / torch.maximum(self.curvature, self.back)
 
 
+@dataclass(frozen=True)
+class _Since:
+    """The direction from other places of some leaves to where they are, made where the program reaches one."""
+
+    leaves: Sequence[Tensor]
+    places: Sequence[Tensor]
+    k: int = 1
+
+    def rows(self, position: int, like: Tensor, start: int, stop: int) -> Tensor:
+        return (self.leaves[position].detach() - self.places[position]).unsqueeze(0)[start:stop]
+
+
 class Path:
     """Measures the losses of a function along directions from where the leaves are."""
 
@@ -47,20 +60,31 @@ class Path:
         self._curvature: Curvature = GaussNewton()
         self._count = 1  # losses of the last pass
 
-    @torch.no_grad()
     def along(
-        self,
-        losses: Callable[[], Tensor],
-        direction: Sequence[Tensor],
-        replay: Replay | ReplayTraced,
-        *,
-        back: bool = False,
+        self, losses: Callable[[], Tensor], direction: Sequence[Tensor], replay: Replay | ReplayTraced
     ) -> Along:
         """What ``losses`` (B,) do along ``direction``. Random numbers, buffers and leaves stay as they are."""
+        return self._seen(losses, Given([part.unsqueeze(0) for part in direction]), replay, None)
+
+    def since(self, places: Sequence[Tensor], losses: Callable[[], Tensor], replay: Replay | ReplayTraced) -> Along:
+        """What ``losses`` (B,) do along the way from other ``places`` of the leaves to here, and are there.
+
+        No copy of all leaves is made: neither of the way, nor to go there and come back.
+        """
+        return self._seen(losses, _Since(self._leaves, places), replay, places)
+
+    @torch.no_grad()
+    def _seen(
+        self,
+        losses: Callable[[], Tensor],
+        direction: Directions,
+        replay: Replay | ReplayTraced,
+        places: Sequence[Tensor] | None,
+    ) -> Along:
         try:
             with self._told():
                 numbers = self._measure(replay, losses, direction)
-                other = self._back(replay, losses, direction) if back else None
+                other = None if places is None else self._back(replay, losses, places)
             loss, slope, curvature, other = self._averaged(numbers, other)
         finally:
             replay.rewind()
@@ -87,7 +111,7 @@ class Path:
         return list((total[1:] / total[0]).to(loss.device).unbind())
 
     def _measure(
-        self, replay: Replay | ReplayTraced, losses: Callable[[], Tensor], direction: Sequence[Tensor]
+        self, replay: Replay | ReplayTraced, losses: Callable[[], Tensor], direction: Directions
     ) -> list[Tensor]:
         try:
             return self._pass(replay, losses, direction)
@@ -97,13 +121,12 @@ class Path:
             return self._pass(replay, losses, direction)
 
     def _pass(
-        self, replay: Replay | ReplayTraced, losses: Callable[[], Tensor], direction: Sequence[Tensor]
+        self, replay: Replay | ReplayTraced, losses: Callable[[], Tensor], direction: Directions
     ) -> list[Tensor]:
         pairs = self._curvature.pairs(1)
         one = Pass.of(pairs, is_late(self._curvature))
-        rows = Given([part.unsqueeze(0) for part in direction])
         for position, leaf in enumerate(self._leaves):
-            one.perturb(Leaf(leaf, position, rows, (0,)), f"parameter {position}")
+            one.perturb(Leaf(leaf, position, direction, (0,)), f"parameter {position}")
 
         def run() -> Tensor:
             with torch.no_grad(), one.running():
@@ -115,19 +138,21 @@ class Path:
         self._count = jet.primal.numel()
         return [number.to(torch.float64) for number in numbers]
 
-    def _back(self, replay: Replay | ReplayTraced, losses: Callable[[], Tensor], direction: Sequence[Tensor]) -> Tensor:
-        """The mean loss at the other end."""
-        kept = [leaf.clone() for leaf in self._leaves]
+    def _back(self, replay: Replay | ReplayTraced, losses: Callable[[], Tensor], places: Sequence[Tensor]) -> Tensor:
+        """The mean loss at other places of the leaves, which change places with them for a while."""
+        self._exchange(places)
         try:
-            for leaf, part in zip(self._leaves, direction, strict=True):
-                leaf.sub_(part)
-            torch.clear_autocast_cache()  # it would hold casts of the parameters from before
             found: Tensor = replay.run(partial(_mean, losses))
             return found
         finally:
-            for leaf, start in zip(self._leaves, kept, strict=True):
-                leaf.copy_(start)
-            torch.clear_autocast_cache()
+            self._exchange(places)
+
+    def _exchange(self, places: Sequence[Tensor]) -> None:
+        for leaf, place in zip(self._leaves, places, strict=True):
+            here = leaf.clone()
+            leaf.copy_(place)
+            place.copy_(here)
+        torch.clear_autocast_cache()  # it would hold casts of the parameters from before
 
 
 def _mean(losses: Callable[[], Any]) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import jetplane as jp
 from cases import assert_close, assert_quadratic, randn
-from jetplane.ad.algebra.families import looped, over_rows
+from jetplane.ad.algebra.row_lifts import looped, over_rows
 from jetplane.testing.oracle import double_backward
 
 AT = torch.tensor([0, 2])
