@@ -461,7 +461,10 @@ def test_tables_and_figures_are_exported(table: Path, tmp_path: Path) -> None:
 def test_the_result_stands_first_with_its_baseline_and_settings(table: Path) -> None:
     section = report.sections(report.read([table]))[0]
     said = lead.sentence(section)
-    assert said.startswith("With forward passes alone FoMoH-3D") and " of validation right after 60 epochs" in said
+    assert (
+        said.startswith("With forward passes alone FoMoH-3D")
+        and " of the validation samples right after 60 epochs" in said
+    )
     assert "backprop (SGD, learning rate 0.03561, batches of 2048, no schedule) 92." in said
     assert "forward passes of its batch, and one of backprop as 3.0." in said and section.baseline is not None
     assert any("Backprop is Backpropagation (SGD, learning rate 0.03561" in one.note for one in tables.all_of(section))

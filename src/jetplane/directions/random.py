@@ -103,7 +103,7 @@ class Sphere(RandomFamily):
 class Orthonormal(RandomFamily):
     """K orthonormal directions, uniform among all such frames: V V^T = I over all parameters together.
 
-    V^T is the Q of the QR factorisation of normal rows, its signs chosen so that R has a positive diagonal. The rows
+    V^T is the Q of the QR factorisation of Gaussian rows, its signs chosen so that R has a positive diagonal. The rows
     are held in memory for as long as the directions are in use.
 
     Example:
@@ -160,7 +160,7 @@ class _Signs(_Lazy):
 class _Unit(NormalRows):
     @cached_property
     def _lengths(self) -> Tensor:
-        """(K,) in float64: the lengths of the normal rows over all parameters."""
+        """(K,) in float64: the lengths of the Gaussian rows over all parameters."""
         leaves = self._plane.leaves
         drawn = (self._working(position, leaf, 0, self.k) for position, leaf in enumerate(leaves))
         squares = [numbers.square().sum(1, dtype=torch.float64).to(leaves[0].device) for numbers in drawn]

@@ -50,7 +50,7 @@ def along(
 ) -> None:
     """Move a parameter by several steps, one after the other: leaf <- factor (sum_k share_k v_k) + leaf.
 
-    ``shares`` (S, K) and ``factors`` (S,) are on the CPU; v_k are the normal rows of its ``position`` at each of the
+    ``shares`` (S, K) and ``factors`` (S,) are on the CPU; v_k are the Gaussian rows of its ``position`` at each of the
     ``steps`` (S,). ``delta_of`` gives the sum of a step where there is no kernel.
     """
     if traced.fast(leaf.device) and leaf.dtype in (torch.float32, torch.float64):

@@ -22,6 +22,15 @@ class Report(NamedTuple):
     Loss, slope and curvature are those of what the closure returns, also where it is maximised; ``predicted`` and
     ``actual`` count in the wanted direction. With ``samples`` > 1 slope, curvature and coefficients have a leading axis
     of that length, and ``predicted`` is the mean over the planes.
+
+    Example:
+        >>> from jetplane.optim import FoMoHKD
+        >>> x = torch.tensor([3.0, 4.0], requires_grad=True)
+        >>> opt = FoMoHKD([x], lr=1.0, k=2)
+        >>> loss = opt.step(lambda: x.square().sum())
+        >>> opt.report.status.name, opt.report.slope.shape, opt.report.curvature.shape
+        ('OK', torch.Size([2]), torch.Size([2, 2]))
+        >>> torch.testing.assert_close(opt.report.predicted, loss)  # all of it: a quadratic function in its plane
     """
 
     loss: Tensor  # (), before the step

@@ -32,7 +32,16 @@ HEALTHY = (Status.OK, Status.FLAT)  # nothing is wrong, also where there is nowh
 
 
 class Step(NamedTuple):
-    """A step in the plane: theta moves by sum_k c_k v_k."""
+    """A step in the plane: theta moves by sum_k c_k v_k.
+
+    Example:
+        >>> from jetplane import Quadratic
+        >>> from jetplane.solvers import SaddleFree
+        >>> model = Quadratic(torch.tensor(1.0), torch.tensor([1.0, -4.0]), torch.tensor([[2.0, 0.0], [0.0, -8.0]]))
+        >>> step = SaddleFree()(model)
+        >>> step.coefficients, step.status.name
+        (tensor([-0.5000,  0.5000]), 'OK')
+    """
 
     coefficients: Tensor  # (K,), zero unless the status is OK
     status: Status

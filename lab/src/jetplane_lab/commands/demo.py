@@ -109,7 +109,7 @@ def train(out: Path, epochs: int, device: str) -> list[tuple[str, float]]:
     configs = [one.replace(epochs=epochs, batch_size=_BATCH, dataset="digits", device=device) for one in _RUNS]
     digits = place(data.load("digits"), configs[0])
     print("A CNN with 431,080 parameters on 6,000 digits, with each method in")
-    print(f"{epochs} epochs of {6000 // _BATCH} steps.")
+    print(f"{epochs} epoch{'s' * (epochs > 1)} of {6000 // _BATCH} steps.")
     print("Only the last has a backward pass: in the others one would raise. HorizonAdam")
     print("(forward gradients) and the search (in planes of weights) find the length of")
     print("their steps by themselves; the other learning rates are for this short run,")
@@ -126,11 +126,11 @@ def train(out: Path, epochs: int, device: str) -> list[tuple[str, float]]:
         final = summary.final
         assert final is not None  # a run that ended has an epoch
         rate = "none" if config.method in ("horizon", "gauss-newton") else f"{config.lr:g}"
-        figures = f"{rate:>6}{final.train_nll:>11.3f}{final.train_accuracy:>10.1%}{final.validation_accuracy:>12.1%}"
+        figures = f"{rate:>6}{final.train_nll:>10.3f}{final.train_accuracy:>8.1%}{final.validation_accuracy:>11.1%}"
         lines.append((label, f"{figures}{summary.seconds:>9.1f}{summary.forward_equivalents_per_step:>8.1f}"))
         accuracies.append((_BACKPROP if config.method == "backprop" else label, final.validation_accuracy))
     width = max(len(label) for label, _ in lines)
-    print(f"\n{'method':<{width}}{'lr':>6}{'train NLL':>11}{'train':>10}{'validation':>12}{'seconds':>9}{'passes':>8}")
+    print(f"\n{'method':<{width}}{'lr':>6}{'train NLL':>10}{'train':>8}{'validation':>11}{'seconds':>9}{'passes':>8}")
     for label, figures in lines:
         print(f"{label:<{width}}{figures}")
     print("\n`train` and `validation` are accuracies. `passes` is the cost of a step in plain")

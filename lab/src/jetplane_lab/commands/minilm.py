@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -57,19 +56,17 @@ def run(arguments: argparse.Namespace, out: Path) -> int:
 
 
 def write(folder: Path, out: Path) -> None:
-    """The table, as text, Markdown and on a page, and the figure where matplotlib is, of all runs of a folder."""
+    """The table, as text, Markdown and on a page, and the figure, of all runs of a folder."""
     records = contest_table.records_of(folder)
     if not contest_table.grouped(records):
         return
     table = contest_table.table(records)
     files.write(out / "minilm.md", contest_table.as_markdown(table).encode())
-    files.write(out / "minilm.html", report.page([], title=table.title, after=[table]).encode())
+    page = report.page([], title=table.title, after=[report.Chapter("All runs", "", [], [table])])
+    files.write(out / "minilm.html", page.encode())
     print(f"{contest_table.as_text(table)}\n\ntable: {out / 'minilm.md'} and {out / 'minilm.html'}")
-    try:
-        contest_table.figure(records, out / "minilm.svg")
-        print(f"figure: {out / 'minilm.svg'}")
-    except ImportError as error:
-        logging.getLogger(__name__).warning("there is no figure: %s; expected the extra 'plots'", error)
+    contest_table.figure(records, out / "minilm.svg")
+    print(f"figure: {out / 'minilm.svg'}")
 
 
 def _say(line: str) -> None:

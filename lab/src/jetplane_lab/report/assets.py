@@ -119,7 +119,7 @@ for (const figure of document.querySelectorAll('figure.curves')) {
   const box = document.createElement('div');
   box.className = 'readout'; box.hidden = true; figure.append(box);
   for (const panel of figure.querySelectorAll('svg.panel')) {
-    const d = panel.dataset, first = +d.first, last = Math.max(+d.last, first + 1), left = +d.left, inner = +d.inner;
+    const d = panel.dataset, first = +d.first, last = +d.last, left = +d.left, inner = +d.inner;
     const log = d.scale === 'log';
     const cursor = document.createElementNS('http://www.w3.org/2000/svg', 'path');
     cursor.setAttribute('class', 'cursor'); panel.append(cursor);

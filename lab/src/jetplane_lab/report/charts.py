@@ -121,7 +121,7 @@ def _panel(metric: str, axis: str, groups: Sequence[Group]) -> Panel | None:
     places = [x for _, _, curve in curves for x in (curve.along[axis][0], curve.along[axis][-1])]
     first, last = min(places), max(places)
     log = first > 0 and last / first >= _LOG_FROM
-    last = last if last > first else first + 1
+    first, last = _padded(first, last if last > first else first + 1, log)
     with settings():
         drawing = Figure(figsize=(_WIDTH / 72, _HEIGHT / 72), dpi=72)
         inner = (_WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM)
@@ -142,6 +142,14 @@ def _panel(metric: str, axis: str, groups: Sequence[Group]) -> Panel | None:
         + "; ".join(f"{group.label} ends at {value(metric, curve.mean[-1]):.4g}" for _, group, curve in curves),
     }
     return Panel(metric, axis, drawn(drawing), attributes)
+
+
+def _padded(first: float, last: float, log: bool) -> tuple[float, float]:
+    """With room for the marks at both ends."""
+    if log:
+        share = (last / first) ** 0.02
+        return first / share, last * share
+    return first - 0.02 * (last - first), last + 0.02 * (last - first)
 
 
 def _shown(metric: str, curve: Curve) -> tuple[list[float], list[float]]:
@@ -252,16 +260,22 @@ def _dots(
             axes.axvline(max(line, _LEAST_ERROR), color=INK, linewidth=1, linestyle=(0, (3, 2)))
         for place, ((group, _, std), number, text) in enumerate(zip(rows, values, texts, strict=True)):
             colour = COLOURS[_style(group, section.groups)[0]]
-            axes.plot([low, number], [place, place], color=colour, linewidth=2.2, alpha=0.45)
+            axes.plot([low, number], [place, place], color=colour, linewidth=2.2, alpha=0.45, zorder=5)
             axes.plot(
-                [number], [place], color=colour, marker="s" if group.reverse else "o", markersize=7, clip_on=False
+                [number],
+                [place],
+                color=colour,
+                marker="s" if group.reverse else "o",
+                markersize=7,
+                clip_on=False,
+                zorder=6,
             )
             if not math.isnan(std):
                 ends = [max(number - std, low), number + std]
-                axes.plot(ends, [place, place], color=colour, linewidth=2.2)
+                axes.plot(ends, [place, place], color=colour, linewidth=2.2, zorder=6)
             behind = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.8}
             beside: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "bbox": behind, "fontsize": 11}
-            axes.text(0, place - 0.2, group.label, **beside)
-            axes.text(1, place - 0.2, text, ha="right", color=SOFT, **beside)
+            axes.text(0, place - 0.24, group.label, **beside)
+            axes.text(1, place - 0.24, text, ha="right", color=SOFT, **beside)
         axes.set_title(heading, loc="left", fontweight="bold", fontsize=12)
     return drawn(drawing)

@@ -42,9 +42,9 @@ def page(
     parts = [
         fill("<h1>{title}</h1>", title=title),
         *(_lead(one, several=len(found) > 1) for one in found),
-        *_results(found[0]),
-        fill("<p class=soft>{about}</p>", about=_environments(records)),
-        fill("<nav aria-label=sections><ul>{contents}</ul></nav>", contents=contents),
+        *(_results(found[0]) if found else ()),
+        fill("<p class=soft>{about}</p>", about=_environments(records)) if records else "",
+        fill("<nav aria-label=sections><ul>{contents}</ul></nav>", contents=contents) if len(titles) > 1 else "",
         *(part for number, one in enumerate(found) for part in _section(one, first=number == 0)),
         *(part for one in after for part in _chapter(one)),
         _headed(going) if going else "",
@@ -109,7 +109,7 @@ def _captioned(caption: str, drawing: Drawn) -> Markup:
 def _chapter(chapter: Chapter) -> list[Markup | str]:
     return [
         fill("<h2 id='{key}'>{title}</h2>", key=anchor(chapter.title), title=chapter.title),
-        fill("<p>{text}</p>", text=chapter.text),
+        fill("<p>{text}</p>", text=chapter.text) if chapter.text else "",
         fill("<div class=panels>{figures}</div>", figures=join(_captioned(*one) for one in chapter.figures)),
         *(_table(table, headed=len(chapter.tables) > 1) for table in chapter.tables),
     ]

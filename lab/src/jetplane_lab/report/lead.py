@@ -48,7 +48,7 @@ def settings(group: Group) -> str:
 
 
 def _result(group: Group) -> str:
-    return f"{group.label} got {_percent(group)} of validation right{_after(group)}"
+    return f"{group.label} got {_percent(group)} of the validation samples right{_after(group)}"
 
 
 def _percent(group: Group) -> str:

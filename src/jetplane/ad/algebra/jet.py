@@ -257,7 +257,17 @@ class Operand:
 
 @dataclass(frozen=True, eq=False)
 class Jet(Operand):
-    """A value with its first and second directional derivatives, zeros written out."""
+    """A value with its first and second directional derivatives, zeros written out.
+
+    Example:
+        >>> import jetplane as jp
+        >>> j = jp.jet(lambda x: x**3, torch.tensor([1.0, 2.0]), torch.eye(2), pairs="diagonal")
+        >>> j.primal.shape, j.tangent.shape, j.second.shape
+        (torch.Size([2]), torch.Size([2, 2]), torch.Size([2, 2]))
+        >>> j.second
+        tensor([[ 6.,  0.],
+                [ 0., 12.]])
+    """
 
     primal: Tensor  # (*S)
     tangent: Tensor  # (K, *S)
@@ -265,7 +275,14 @@ class Jet(Operand):
 
 
 class HyperDual(NamedTuple):
-    """The four parts of a hyper-dual number ``real + eps1 e1 + eps2 e2 + eps12 e1 e2``."""
+    """The four parts of a hyper-dual number ``real + eps1 e1 + eps2 e2 + eps12 e1 e2``, each of the output's shape.
+
+    Example:
+        >>> import jetplane as jp
+        >>> number = jp.hyperdual(lambda x: x[0] * x[1], torch.tensor([2.0, 5.0]), *torch.eye(2))
+        >>> [float(part) for part in number]
+        [10.0, 5.0, 2.0, 1.0]
+    """
 
     real: Tensor
     eps1: Tensor

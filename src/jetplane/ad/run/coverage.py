@@ -41,7 +41,14 @@ class CoverageRow:
 
 @dataclass(frozen=True)
 class Coverage:
-    """The operations through which the perturbed tensors' derivatives pass."""
+    """The operations through which the perturbed tensors' derivatives pass.
+
+    Example:
+        >>> import jetplane as jp
+        >>> found = jp.coverage(lambda x: x.sin().sum(), torch.ones(3))
+        >>> found.complete, found.missing, [row.op for row in found.rows]
+        (True, (), ['aten.sin.default', 'aten.sum.default'])
+    """
 
     rows: tuple[CoverageRow, ...]
 

@@ -44,7 +44,14 @@ class Check:
 
 @dataclass(frozen=True)
 class Verification:
-    """What :func:`verify` found."""
+    """What :func:`verify` found.
+
+    Example:
+        >>> import jetplane as jp
+        >>> found = jp.verify(lambda x: x.sin().sum(), torch.ones(3, dtype=torch.float64))
+        >>> found.ok, found.differing
+        (True, ())
+    """
 
     checks: tuple[Check, ...]
 

@@ -1,6 +1,6 @@
 """The random tangents: signs from a counter, a function of (seed, step, site, row, element) alone.
 
-Signs and not normal numbers: both have zero mean and unit covariance, but the variance of (u . g) u_i is
+Signs and not Gaussian numbers: both have zero mean and unit covariance, but the variance of (u . g) u_i is
 |g|^2 + (kurtosis - 2) g_i^2, and signs have the smallest kurtosis that there is, 1 against 3. They also take one bit.
 """
 
