@@ -13,11 +13,11 @@ from types import ModuleType
 import pytest
 
 import jetplane
-from jetplane import curvature, directions, optim, solvers
+from jetplane import curvature, directions, journal, optim, parallel, solvers
 
 ROOT = Path(__file__).parents[1]
 API = "\n".join(page.read_text() for page in sorted((ROOT / "docs" / "api").glob("*.md")))
-ROOMS = (jetplane, curvature, directions, optim, solvers)
+ROOMS = (jetplane, curvature, directions, journal, optim, parallel, solvers)
 NAMES = [
     pytest.param(room, name, id=f"{room.__name__}.{name}")
     for room in ROOMS
