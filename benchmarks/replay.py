@@ -5,8 +5,8 @@
 Each row trains the paper's CNN on random images with a journal, each step on a batch of its own, and then rebuilds the
 last parameters from the first snapshot and the records. The bits of both, and all checksums on the way, are compared
 before a time is kept. One process for each row. Training is timed with its journal, by the medians of steps without and
-of all with one beside the total; what the journal takes on the disk is counted. Seconds of the processor, of all threads,
-stand beside those of the clock: on a CPU they say the same when other programs run, too.
+of all with one beside the total; what the journal takes on the disk is counted. Seconds of the processor, of all
+threads, stand beside those of the clock: on a CPU they say the same when other programs run, too.
 """
 
 from __future__ import annotations
