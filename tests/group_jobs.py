@@ -630,16 +630,8 @@ def all_jobs() -> dict[str, Job]:
         lambda: stepped(place, solver=jp.solvers.SaddleFree() if place.rank else jp.solvers.JitteredInverse())
     )
     jobs["shape"] = lambda place: message(lambda: stepped(place, seeded(lambda: nn.Linear(5, 3 + place.rank))))
-    for job in (
-        other_values,
-        other_dtype,
-        other_version,
-        other_rate,
-        drifted,
-        other_horizon,
-        other_program,
-        other_exchanges,
-    ):
+    different = (other_values, other_dtype, other_version, other_rate, drifted, other_horizon, other_program)
+    for job in (*different, other_exchanges, copied):
         jobs[job.__name__] = job  # type: ignore[assignment]
     for job in (raising, leading, nonfinite, hanging, arguments, alone, wrapped, unused, empty, refused, sums, shared):
         jobs[job.__name__] = job  # type: ignore[assignment]
