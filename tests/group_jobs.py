@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import sys
 import tempfile
@@ -40,6 +41,7 @@ from many_processes import (
     forward,
     horizon,
     losses,
+    meshed,
     message,
     network,
     normed,
@@ -116,6 +118,27 @@ def other_exchanges(place: Place) -> list[str]:
     opt = optim.FoMoHKD(model.parameters(), 0.3, 2, process_group=group)
     said = message(lambda: opt.step(losses(model, "mean"), *shard(place)))
     return [message(lambda: stepped(place, check_every=1 + place.rank)), said]
+
+
+def copied(place: Place) -> list[bool]:
+    """Copies of model and optimizer stay in the group, the mesh or the quorum, and take the same step."""
+    found = []
+    whole = batch()
+    for group in (place.group, meshed(place, 1)[0], Quorum(place.group, 2, 5.0)):
+        given = whole if isinstance(group, DeviceMesh) else shard(place)
+        kinds: list[Callable[..., Any]] = [lambda p, group=group: optim.FoMoHKD(p, 0.3, 2, process_group=group)]
+        if not isinstance(group, Quorum):
+            kinds.append(lambda p, group=group: optim.HorizonAdam(p, process_group=group))
+        for kind in kinds:
+            model = network()
+            pair = [(model, kind(model.parameters()))]
+            for one in (0, 1):
+                for model, opt in pair:
+                    opt.step(losses(model, "none" if isinstance(opt, optim.HorizonAdam) else "mean"), *given)
+                if one == 0:
+                    pair.append(copy.deepcopy(pair[0]))
+            found.append(torch.equal(flat(pair[0][0]), flat(pair[1][0])))
+    return found
 
 
 def other_horizon(place: Place) -> str:
@@ -556,6 +579,27 @@ def tangents(rows: int, place: Place) -> dict[str, Tensor]:
     return {name: job(place=place, rows=rows) for name, job in TANGENTS.items() if rows == 1 or "norm" not in name}
 
 
+def failing_in_a_mesh(place: Place) -> list[str]:
+    """The last process fails, before its samples are counted and after: the others hear of it by two groups."""
+    mesh, (start, stop) = meshed(place, 2)
+    x, y = (part[start:stop] for part in batch())
+    model = network()
+    found = []
+    for bad in (1, 2):
+        estimate = jp.ForwardGradient(model.parameters(), 4, process_group=mesh)
+        noisy, calls = losses(model, "none"), []
+        estimate(noisy, x, y)  # its program is known then, so that the next call runs it twice
+
+        def failing(x: Tensor, y: Tensor, bad: int = bad, calls: list[int] = calls, noisy: Any = noisy) -> Tensor:
+            calls.append(len(calls))
+            if place.rank == place.size - 1 and len(calls) == bad:
+                raise KeyError("a broken disk")
+            return noisy(x, y)
+
+        found.append(message(lambda e=estimate, f=failing: e(f, x, y)))
+    return found
+
+
 def sums(place: Place) -> list[Tensor]:
     """Sums in the order of ranks, of tensors of several kinds and sizes, the empty one among them."""
     whole = [torch.linspace(-1, 1, n, dtype=dtype) / 3 + place.rank * 0.1 for n, dtype in SUMMED]
@@ -586,16 +630,8 @@ def all_jobs() -> dict[str, Job]:
         lambda: stepped(place, solver=jp.solvers.SaddleFree() if place.rank else jp.solvers.JitteredInverse())
     )
     jobs["shape"] = lambda place: message(lambda: stepped(place, seeded(lambda: nn.Linear(5, 3 + place.rank))))
-    for job in (
-        other_values,
-        other_dtype,
-        other_version,
-        other_rate,
-        drifted,
-        other_horizon,
-        other_program,
-        other_exchanges,
-    ):
+    different = (other_values, other_dtype, other_version, other_rate, drifted, other_horizon, other_program)
+    for job in (*different, other_exchanges, copied):
         jobs[job.__name__] = job  # type: ignore[assignment]
     for job in (raising, leading, nonfinite, hanging, arguments, alone, wrapped, unused, empty, refused, sums, shared):
         jobs[job.__name__] = job  # type: ignore[assignment]
@@ -630,4 +666,9 @@ def long_jobs() -> dict[str, Job]:
     jobs: dict[str, Job] = {name: partial(_search, name, 100) for name in SEARCHES}
     for name in SHARING:
         jobs[f"both, {name}"] = partial(_both, name)
-    return {**jobs, "HorizonAdam": lambda place: horizon(100, place), "tangents": partial(tangents, 2)}
+    return {
+        **jobs,
+        "HorizonAdam": lambda place: horizon(100, place),
+        "tangents": partial(tangents, 2),
+        "failing": failing_in_a_mesh,
+    }

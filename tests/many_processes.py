@@ -287,6 +287,7 @@ class Turns(Processes):
 
     def __init__(self, rank: int, said: list[Any], turn: threading.Lock, all_there: threading.Barrier) -> None:
         self.rank, self.size, self.device = rank, len(said), torch.device("cpu")
+        self._ranks = list(range(self.size))
         self._said, self._turn, self._all_there = said, turn, all_there
 
     def _heard(self, mine: Any) -> list[Any]:

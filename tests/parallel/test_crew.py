@@ -40,6 +40,11 @@ def test_processes_that_would_exchange_at_other_steps_are_refused(two: Results) 
         ]
 
 
+def test_copies_stay_in_their_group(two: Results) -> None:
+    for found in two:
+        assert found["copied"] == [True] * 5
+
+
 def test_values_that_differ_are_named_by_their_parameter(two: Results) -> None:
     for found in two:
         assert "at the first step of FoMoHKD: the hash of parameter 1 is " in found["other_values"]

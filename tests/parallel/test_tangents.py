@@ -47,3 +47,11 @@ def test_what_cannot_be_shared_is_refused(two: Results) -> None:
 def test_a_process_that_fails_is_named(two: Results) -> None:
     assert two[0]["shared"]["failing"].startswith("LostProcess: process 1 raised an error at call 0;")
     assert two[1]["shared"]["failing"] == "KeyError: 'a broken disk'"
+
+
+@pytest.mark.slow
+def test_all_of_a_mesh_hear_of_a_process_that_fails(four: Results) -> None:
+    assert four[3]["failing"] == ["KeyError: 'a broken disk'"] * 2
+    for found in four[:3]:
+        assert all(said.startswith("LostProcess: process") for said in found["failing"])
+    assert all("process 3 raised an error at call 1" in said for said in four[2]["failing"] + four[1]["failing"])

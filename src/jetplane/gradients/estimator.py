@@ -80,7 +80,8 @@ class ForwardGradient:
 
     With a ``process_group`` all its processes call it together, each with its own samples of one batch: noise, gradient
     and what is learned are those of the whole batch in one process. Their parameters are compared before every
-    ``check_every``-th call.
+    ``check_every``-th call. In a ``DeviceMesh`` ("data", "directions") processes with the same samples carry some of
+    the tangents each.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))

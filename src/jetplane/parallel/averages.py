@@ -209,7 +209,8 @@ class Together(Weighted):
         return _mean(total)
 
     def _blame(self, records: Sequence[Tensor]) -> None:
-        self.blamed = [rank for rank, record in enumerate(records) if not bool(torch.isfinite(record).all())]
+        bad = [rank for rank, record in enumerate(records) if not bool(torch.isfinite(record).all())]
+        self.blamed = self._processes.known(bad)
         if self.blamed:
             log.warning("The numbers of %s are not finite at %s.", named(self.blamed), self._what)
 

@@ -49,8 +49,8 @@ class Crew:
             )
         mesh = mesh_of(process_group)
         given = process_group if quorum is None else quorum.group
-        self.given = process_group
         self.processes: Processes | None = processes_of(given) if mesh is None else mesh.everyone
+        self.given = process_group
         if quorum is not None:
             _check_quorum(quorum, self.processes)
         self._mesh, self._quorum = mesh, quorum
@@ -60,6 +60,13 @@ class Crew:
         self._begun = False
         self._counted = False  # it was said what a batch counts
         self._same = 0  # the last step after which the parameters were the same
+
+    def __deepcopy__(self, memo: Any) -> Crew:
+        """In the same group; what a quorum exchanges is begun anew."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__, _digest={}, _attendance=None)
+        other._begun = self._begun and self._quorum is None
+        return other
 
     @property
     def quiet(self) -> bool:

@@ -33,6 +33,7 @@ class Processes:
     def __init__(self, group: Any) -> None:
         self.group = group
         self.size, self.rank = distributed.get_world_size(group), distributed.get_rank(group)
+        self._ranks = distributed.get_process_group_ranks(group)  # among all processes, by which they are named
         hosted = "cpu" in distributed.get_backend_config(group)
         self.device = torch.device("cpu") if hosted else torch.device("cuda", torch.cuda.current_device())
         self._begun = 0  # exchanges
@@ -46,6 +47,10 @@ class Processes:
             "process that goes on."
         )
 
+    def known(self, ranks: Sequence[int]) -> list[int]:
+        """Processes of this group by their ranks among all, as torchrun and other groups know them."""
+        return [self._ranks[rank] for rank in ranks]
+
     # -- exchanges --------------------------------------------------------------------------------------------------
 
     def gather(self, numbers: Tensor, what: str) -> list[Tensor]:
@@ -53,23 +58,27 @@ class Processes:
         records = self._all_gather(torch.cat([numbers.new_zeros(1), numbers]), what)
         failed = [rank for rank, record in enumerate(records) if record[0] != 0]
         if failed:
-            raise LostProcess(f"{named(failed)} raised an error at {what}; what went wrong is in the message there.")
+            who = named(self.known(failed))
+            raise LostProcess(f"{who} raised an error at {what}; what went wrong is in the message there.")
         return [record[1:] for record in records]
 
     @contextlib.contextmanager
     def telling(self, length: int, what: str) -> Iterator[None]:
-        """Around what makes the numbers (length,) of the next :meth:`gather`: where it fails the others are told.
-
-        Not where the program itself has collectives: they may wait in one, for other things than these numbers.
-        """
+        """Around what makes the numbers (length,) of the next :meth:`gather`: where it fails the others are told."""
         try:
             yield
         except Exception:
-            if SEEN.inside_programs:
-                raise
+            self.fail(length, what)
+            raise
+
+    def fail(self, length: int, what: str) -> None:
+        """Tell the others in the place of the numbers (length,) of the next :meth:`gather` that there will be none.
+
+        Not where the program itself has collectives: they may wait in one, for other things than these numbers.
+        """
+        if not SEEN.inside_programs:
             with contextlib.suppress(LostProcess):
                 self._all_gather(torch.ones(1 + length, dtype=torch.float64, device="cpu"), what)
-            raise
 
     def led(self, compute: Callable[[], Tensor], length: int, what: str) -> Tensor:
         """The numbers (length,) in float64 that the first process computes, on all of them."""
@@ -86,7 +95,8 @@ class Processes:
             raise error
         record = there.cpu()
         if record[0] != 0:
-            raise LostProcess(f"process 0 raised an error at {what}; what went wrong is in the message there.")
+            who = named(self.known([0]))
+            raise LostProcess(f"{who} raised an error at {what}; what went wrong is in the message there.")
         return record[1:]
 
     def follow(self, tensors: Sequence[Tensor], what: str) -> None:
@@ -152,7 +162,7 @@ class Processes:
         try:
             call()
         except RuntimeError as error:
-            missing = self._missing()
+            missing = self.known(self._missing())
             who = "a process is" if not missing else f"{named(missing)} {'is' if len(missing) == 1 else 'are'}"
             first = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise LostProcess(

@@ -126,8 +126,7 @@ class Talk(Meeting):
             if self.tangents is not None:
                 self.tangents.fail()
             if not self._closed:
-                with self._processes.telling(_SAID, self._what):
-                    raise
+                self._processes.fail(_SAID, self._what)
             raise
 
     def sums(self, tag: float, losses: Tensor, parts: Callable[[], Sequence[Tensor]]) -> list[Tensor] | None:
@@ -140,14 +139,15 @@ class Talk(Meeting):
         self._closed = True
         bad = [rank for rank, record in enumerate(records) if not bool(torch.isfinite(record).all())]
         if bad:
-            log.warning("The losses of %s are not finite at %s.", named(bad), self._what)
+            log.warning("The losses of %s are not finite at %s.", named(self._processes.known(bad)), self._what)
             self._loss = math.nan
             return None
         others = [rank for rank, record in enumerate(records) if record[0] != records[0][0]]
         if others:
+            first, *others = self._processes.known([0, *others])
             raise ProcessesDiffer(
-                f"the losses of {named(others)} are another program than those of process 0 at {self._what}, or their "
-                "samples lie otherwise; expected the same operations on all processes."
+                f"the losses of {named(others)} are another program than those of process {first} at {self._what}, or "
+                "their samples lie otherwise; expected the same operations on all processes."
             )
         total = records[0][1].clone()
         for record in records[1:]:

@@ -8,7 +8,6 @@ every process does what one alone does; no gradient goes over the wire.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 
 import torch
@@ -80,8 +79,7 @@ class Tangents:
         """Tell the others that this process has failed, so that none waits for it."""
         if not self._closed:
             self._closed = True
-            with contextlib.suppress(RuntimeError), self._processes.telling(_SAID, self._what):
-                raise RuntimeError
+            self._processes.fail(_SAID, self._what)
 
     def _gather(self, numbers: Tensor) -> list[Tensor]:
         try:
