@@ -186,7 +186,7 @@ def table(whole: Run) -> str:
         values = sorted(math.inf if run["nll"] is None else run["nll"] for run in runs)
         spread = f"{values[0]:.2f} to {values[-1]:.3g}"
         high, lost = sum(value > HIGH for value in values), sum(math.isinf(value) for value in values)
-        lines.append(f"| {label} | {len(runs)} | {statistics.median(values):.2f} | {spread} | {high} | {lost} |")
+        lines.append(f"| {label} | {len(runs)} | {statistics.median(values):.3g} | {spread} | {high} | {lost} |")
     return "\n".join(lines)
 
 

@@ -154,7 +154,7 @@ def test_every_field_is_part_of_the_identity() -> None:
         ),
         ({"method": "backprop", "momentum": 0.9}, "momentum is 0.9, but method backprop takes none; sgd, forward-sgd"),
         ({"eps": 0.1, "method": "fomoh", "solver": "damped"}, "eps is 0.1 and solver damped; eps belongs to"),
-        ({"start": 0.1}, "start is 0.1 and solver None; damped, trust-region, cubic have one."),
+        ({"start": 0.1}, "start is 0.1 and solver None; damped, trust-region, cubic, levenberg-marquardt have one."),
         ({"batchsize": 3}, "the field is 'batchsize'; did you mean batch_size?"),
     ],
 )

@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ..config import choice
 from .contest_run import run
@@ -21,7 +22,7 @@ from .turns_on_device import Turns
 
 __all__ = ["QUICK", "SEEDS", "Contest", "load", "quick"]
 
-QUICK = {"length": 16, "batch": 8, "epochs": 2, "layers": 1, "texts": 96, "timed": 2}
+QUICK: dict[str, Any] = {"length": 16, "batch": 8, "epochs": 2, "layers": 1, "texts": 96, "timed": 2}
 SEEDS = (0, 1, 2)
 
 
