@@ -128,7 +128,9 @@ def test_a_plan_takes_few_passes_and_tells_how_far_it_is(
     assert count[0] <= (13 if causal else 16)
     assert all((site.reach is not None) == causal for site in sites)
     said = " ".join(caplog.messages)
-    assert "planning a program of" in said and "planning: questions 1 to" in said and "samples are told apart at" in said
+    assert (
+        "planning a program of" in said and "planning: questions 1 to" in said and "samples are told apart at" in said
+    )
 
 
 def test_programs_may_change_between_calls() -> None:

@@ -162,7 +162,9 @@ class _Finder:
         """
         everyone = torch.ones(self._plan.samples, dtype=torch.bool, device=self._device)
         asked = self._asked([Question({site.number: site.layout}, everyone, last=True) for site in sites])
-        return [self._plan.sites[next(iter(question.layouts))] for question, lost in asked if not bool(lost.all(-1).any())]
+        return [
+            self._plan.sites[next(iter(question.layouts))] for question, lost in asked if not bool(lost.all(-1).any())
+        ]
 
     def _not_all(self, sites: list[Site]) -> list[Site]:
         """Find which tokens all of a site reaches, as for one step of a recurrent network; the sites that reach all."""

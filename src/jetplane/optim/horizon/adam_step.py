@@ -146,9 +146,7 @@ def take(
     return StepTaken(rate.clone(), lead.clone(), taken)
 
 
-def _directions(
-    rules: Rules, held: Course, grads: Sequence[Tensor], taken: Tensor, is_first: bool
-) -> Iterator[Tensor]:
+def _directions(rules: Rules, held: Course, grads: Sequence[Tensor], taken: Tensor, is_first: bool) -> Iterator[Tensor]:
     """Adam's directions, downhill."""
     share, corrections = 1 / _horizon(held), dict[Any, tuple[Tensor, Tensor]]()
     for leaf, grad in zip(held.leaves, grads, strict=True):

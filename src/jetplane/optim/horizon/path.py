@@ -60,9 +60,7 @@ class Path:
         self._curvature: Curvature = GaussNewton()
         self._count = 1  # losses of the last pass
 
-    def along(
-        self, losses: Callable[[], Tensor], direction: Sequence[Tensor], replay: Replay | ReplayTraced
-    ) -> Along:
+    def along(self, losses: Callable[[], Tensor], direction: Sequence[Tensor], replay: Replay | ReplayTraced) -> Along:
         """What ``losses`` (B,) do along ``direction``. Random numbers, buffers and leaves stay as they are."""
         return self._seen(losses, Given([part.unsqueeze(0) for part in direction]), replay, None)
 
@@ -120,9 +118,7 @@ class Path:
             self._curvature = ExactHessian()
             return self._pass(replay, losses, direction)
 
-    def _pass(
-        self, replay: Replay | ReplayTraced, losses: Callable[[], Tensor], direction: Directions
-    ) -> list[Tensor]:
+    def _pass(self, replay: Replay | ReplayTraced, losses: Callable[[], Tensor], direction: Directions) -> list[Tensor]:
         pairs = self._curvature.pairs(1)
         one = Pass.of(pairs, is_late(self._curvature))
         for position, leaf in enumerate(self._leaves):
