@@ -107,6 +107,11 @@ class _Follower:
             return None
         return torch.stack(known).any(0) if len(known) > 1 else known[0]
 
+    def _wait(self, result: Tensor) -> None:
+        """Let what reads a site's result wait for what was done there."""
+        if not self._plan.spread:  # whose layers are held for several sites, and must not be written meanwhile
+            self._order.hold_back(result)
+
     def _shape_of(self, site: int, own: OwnWeights, done: Done) -> Tensor:
         """That of noise in samples' own weights: the same in all runs, which have the same input."""
         if site not in self._shapes:
@@ -225,7 +230,7 @@ class Injector(_Follower):
             mode.inject(done.result, rows)
             with mode.above(), self._quiet():
                 self._order.then(rows)
-                self._order.hold_back(done.result)
+                self._wait(done.result)
 
     def _tangents(self, site: Site, done: Done, alive: Tensor | None) -> Tensor | None:
         """The noise of a site, in its shape, as tangents (K, *S) of the result at its end."""
@@ -361,7 +366,7 @@ class Collector(_Follower):
         for one in self._plan.spread:
             if one.last == site.end:
                 self._collect(one.group, self._pending)
-        self._order.hold_back(done.result)
+        self._wait(done.result)
 
     def finish(self, losses: Tensor) -> None:
         """The part behind the last layers, whose derivative is exact; and the parametrisations."""
