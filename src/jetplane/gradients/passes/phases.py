@@ -31,7 +31,7 @@ from ..program.writes import Writes
 __all__ = ["Collector", "Injector"]
 
 
-class Order(Protocol):
+class Sequencing(Protocol):
     """Told of what is done, where a compiler is to keep the order: later noise and later layers wait for it."""
 
     def then(self, tensor: Tensor) -> None: ...
@@ -43,7 +43,7 @@ class _AsItIs:
     def hold_back(self, tensor: Tensor) -> None: ...
 
 
-AS_IT_IS: Order = _AsItIs()
+AS_IT_IS: Sequencing = _AsItIs()
 Rows = Callable[[Site, Tensor], Tensor | None]  # of a site and its activation: tangents (K, *S)
 Quiet = Callable[[], AbstractContextManager[None]]
 Deltas = dict[tuple[int, int], Tensor]  # by node and output: the derivative there
@@ -52,7 +52,7 @@ Deltas = dict[tuple[int, int], Tensor]  # by node and output: the derivative the
 class _Follower:
     """A phase that follows a plan: every node must be the one that was planned."""
 
-    def __init__(self, plan: NoisePlan, shapes: dict[int, Tensor] | None, order: Order) -> None:
+    def __init__(self, plan: NoisePlan, shapes: dict[int, Tensor] | None, order: Sequencing) -> None:
         self._plan = plan
         self._shapes = {} if shapes is None else shapes  # by site, of noise in samples' own weights
         self._order = order
@@ -190,7 +190,7 @@ class Injector(_Follower):
         prediction: Prediction | NoPrediction = NOTHING,
         statistics: Statistics | None = None,
         shapes: dict[int, Tensor] | None = None,
-        order: Order = AS_IT_IS,
+        order: Sequencing = AS_IT_IS,
     ) -> None:
         super().__init__(plan, shapes, order)
         self._rows = rows
@@ -313,7 +313,7 @@ class Collector(_Follower):
         prediction: Prediction | NoPrediction = NOTHING,
         statistics: Statistics | None = None,
         shapes: dict[int, Tensor] | None = None,
-        order: Order = AS_IT_IS,
+        order: Sequencing = AS_IT_IS,
     ) -> None:
         super().__init__(plan, shapes, order)
         self._gradients = gradients
