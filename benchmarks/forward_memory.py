@@ -18,12 +18,11 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from forward_steps import ROWS, checkpointed, losses_of
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -102,6 +101,47 @@ def show(name: str, live: Live, most: int) -> None:
             print(f"    {size / MIB:8.1f}  {kind}", flush=True)
 
 
+def backprop(name: str, start: nn.Module, x: Tensor, y: Tensor, block: str) -> None:
+    """Peaks of an uncompiled step, plain and with a checkpoint for each block."""
+    for kind in ("backprop", "checkpointed"):
+        model = copy.deepcopy(start)
+        if kind == "checkpointed":
+            checkpointed(model, block)
+        losses, adam = losses_of(model), torch.optim.Adam(model.parameters(), 1e-4)
+        for _ in range(2):
+            adam.zero_grad(set_to_none=True)
+            with Live() as live:
+                losses(x, y).mean().backward()
+                adam.step()
+        show(f"{name}, {kind}", live, 0)
+
+
+def horizon(name: str, start: nn.Module, x: Tensor, y: Tensor, most: int, options: dict[str, Any]) -> None:
+    """Peaks of uncompiled steps, and what holds the most there."""
+    model = copy.deepcopy(start)
+    losses, opt = losses_of(model), HorizonAdam(model.parameters(), **options)
+    for _ in range(opt.every):
+        opt.step(losses, x, y)
+    opt.zero_grad(set_to_none=True)
+    for kind in ("a step that looks back", "a step"):
+        with Live() as live:
+            opt.step(losses, x, y)
+        show(f"{name}, {kind}", live, most)
+    opt.zero_grad(set_to_none=True)
+    print(f"{name}, a step, by the allocator: {peak_of(lambda: opt.step(losses, x, y)) / MIB:.1f} MiB", flush=True)
+
+
+def compiled(name: str, start: nn.Module, x: Tensor, y: Tensor, options: dict[str, Any]) -> None:
+    """Peaks of compiled steps."""
+    model = copy.deepcopy(start)
+    losses, opt = losses_of(model), HorizonAdam(model.parameters(), compile=True, **options)
+    for _ in range(opt.every + 1):
+        opt.step(losses, x, y)
+    for number in range(opt.every):
+        kind = "compiled, looks back" if number == opt.every - 1 else "compiled"
+        print(f"{name}, {kind}: {peak_of(lambda: opt.step(losses, x, y)) / MIB:.1f} MiB", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="*", choices=ROWS, default=["cnn", "mlp", "residual"])
@@ -109,54 +149,19 @@ def main() -> None:
     parser.add_argument("--memory", help="the budget of HorizonAdam")
     parser.add_argument("--chunk-size", type=int)
     parser.add_argument("--compiled", action="store_true")
-    parser.add_argument("--most", type=int, default=12)
-    options = parser.parse_args()
-    for name in options.models:
+    parser.add_argument("--most", type=int, default=12, help="kinds to show")
+    given = parser.parse_args()
+    for name in given.models:
         row = ROWS[name]
         torch.manual_seed(0)
         start = row.make()
-        x, y = (part[0][: -(-part.shape[1] // options.part)].clone() for part in row.batch(1))
+        x, y = (part[0][: -(-part.shape[1] // given.part)].clone() for part in row.batch(1))
         print(f"{name}: {sum(p.nbytes for p in start.parameters()) / MIB:.1f} MiB of parameters", flush=True)
-        for kind in ("backprop", "checkpointed"):
-            model = copy.deepcopy(start)
-            if kind == "checkpointed":
-                checkpointed(model, row.block)
-            losses, adam = losses_of(model), torch.optim.Adam(model.parameters(), 1e-4)
-
-            def step(losses: Any = losses, adam: Any = adam) -> None:
-                losses(x, y).mean().backward()
-                adam.step()
-
-            step()
-            adam.zero_grad(set_to_none=True)
-            with Live() as live:
-                step()
-            show(kind, live, 0)
-        given = {"memory": options.memory} if options.memory else {"chunk_size": options.chunk_size}
-        given = {key: value for key, value in given.items() if value is not None}
-        one = HorizonAdam(copy.deepcopy(start).parameters(), samples=row.samples, **given)
-        model = copy.deepcopy(start)
-        one = HorizonAdam(model.parameters(), samples=row.samples, **given)
-        losses = losses_of(model)
-        for _ in range(one.every):
-            one.step(losses, x, y)
-        one.zero_grad(set_to_none=True)
-        for kind in ("a step that looks back", "a step"):
-            with Live() as live:
-                one.step(losses, x, y)
-            show(kind, live, options.most)
-        if options.compiled:
-            one.zero_grad(set_to_none=True)
-            print(f"uncompiled, by the allocator: {peak_of(lambda: one.step(losses, x, y)) / MIB:.1f} MiB")
-            fast = copy.deepcopy(start)
-            opt = HorizonAdam(fast.parameters(), samples=row.samples, compile=True, **given)
-            call = losses_of(fast)
-            for _ in range(one.every + 1):
-                opt.step(call, x, y)
-            print(f"compiled: {peak_of(lambda: opt.step(call, x, y)) / MIB:.1f} MiB", flush=True)
-            for _ in range(2):
-                opt.step(call, x, y)
-            print(f"compiled, looks back: {peak_of(lambda: opt.step(call, x, y)) / MIB:.1f} MiB", flush=True)
+        options = {"samples": row.samples, "memory": given.memory, "chunk_size": given.chunk_size}
+        backprop(name, start, x, y, row.block)
+        horizon(name, start, x, y, given.most, options)
+        if given.compiled:
+            compiled(name, start, x, y, options)
 
 
 if __name__ == "__main__":

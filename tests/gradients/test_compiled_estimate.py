@@ -49,6 +49,15 @@ def test_a_compiled_estimate_with_all_coordinates_is_the_gradient(case: Case) ->
 
 
 @pytest.mark.usefixtures("traced")
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAST)
+def test_in_chunks_that_take_turns_it_is_the_gradient_too(name: str) -> None:
+    (case,) = (case for case in CASES if case.name == name)
+    model = case.model().double()
+    check_exact(model, losses_of(model), case.data(), LABELS, compile=True, chunk_size=40)
+
+
+@pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=() if name == "gru" else pytest.mark.slow) for name in NOT_CAPTURED],

@@ -89,3 +89,38 @@ def test_numbers_that_cannot_be_handed_on_are_refused() -> None:
     message = "draws random numbers, and what it draws cannot be given to a second pass"
     with pytest.raises(CaptureFailed, match=message):
         ReplayTraced([]).run(lambda: F.rrelu(torch.ones(3), training=True))
+
+
+def test_what_comes_next_waits_only_where_it_is_asked_to() -> None:
+    replay, value = ReplayTraced([]), torch.arange(6.0).reshape(2, 3)
+    before = value.clone()
+    replay.then(torch.ones(2, 2))
+    assert replay.after is None
+    replay.hold_back(value)
+    assert value._version == 0
+
+    replay.in_turn = True
+    replay.then(torch.zeros(0))
+    assert replay.after is None
+    for made in (torch.full((2, 2), torch.nan), torch.tensor(3.0)):
+        replay.then(made)
+        assert replay.after is not None and replay.after.ndim == 0
+        replay.hold_back(value)
+        assert torch.equal(value, before)
+    repeated = torch.ones(1, 3).expand(2, 3)
+    replay.hold_back(repeated)  # one number at several places cannot be written
+    assert repeated._version == 0
+
+
+def test_a_value_that_waits_depends_on_what_was_made() -> None:
+    def runs(x: Tensor, y: Tensor) -> Tensor:
+        replay = ReplayTraced([])
+        replay.in_turn = True
+        replay.then(y.exp())
+        value = x + 1
+        replay.hold_back(value)
+        return value
+
+    traced = make_fx(runs, tracing_mode="fake")(torch.ones(3), torch.ones(2))
+    assert any(node.target is torch.ops.aten.exp.default and node.users for node in traced.graph.nodes)
+    assert torch.equal(traced(torch.ones(3), torch.ones(2)), torch.full((3,), 2.0))

@@ -178,3 +178,20 @@ def test_moments_of_any_size_leave_good_axes(sizes: tuple[float, ...]) -> None:
     eigenbasis.refresh(state)
     torch.testing.assert_close(state["basis"].T @ state["basis"], torch.eye(4))
     torch.testing.assert_close(eigenbasis.back(state, state["exp_avg"]), mean)
+
+
+def test_moments_and_axes_are_bounded_together(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By a number, or by the parameters: the widest weights keep Adam's own axes."""
+    leaves = [torch.zeros(2, 40), torch.zeros(7), torch.zeros(2, 30), torch.zeros(2, 4, 5)]
+    assert eigenbasis.affordable(leaves) == {0, 2, 3}
+    monkeypatch.setattr(eigenbasis, "_LEAST", 2 * (20**2 + 30**2))
+    with caplog.at_level("INFO", "jetplane"):
+        assert eigenbasis.affordable(leaves) == {2, 3}
+    assert "1 of 3 weights keep Adam's own axes" in caplog.text
+    monkeypatch.setattr(eigenbasis, "_TIMES", 100)
+    assert eigenbasis.affordable(leaves) == {0, 2, 3}
+    monkeypatch.setattr(eigenbasis, "_TIMES", 0)
+    opt = HorizonAdam([leaf.requires_grad_() for leaf in leaves])
+    assert ["basis" in opt.state[leaf] for leaf in leaves] == [False, False, True, True]

@@ -92,6 +92,9 @@ class Replay:
     def then(self, tensor: Tensor) -> None:
         """What comes next is done after ``tensor`` was made: as it is, anyway."""
 
+    def hold_back(self, tensor: Tensor) -> None:
+        """What reads a value from here on is done after that."""
+
     @property
     def wrote(self) -> bool:
         """Whether a run has written to memory from outside the program."""

@@ -57,6 +57,11 @@ class ReplayTraced:
         if self.in_turn and tensor.numel():
             self.after = tensor[(0,) * tensor.ndim]
 
+    def hold_back(self, tensor: Tensor) -> None:
+        """What reads a value from here on is done after that: it depends on it, for all that a compiler can tell."""
+        if self.after is not None and all(stride for stride in tensor.stride()):
+            tensor.copy_(torch.where(self.after == self.after, tensor, tensor))
+
     @property
     def wrote(self) -> bool:
         """Whether a run has written to memory from outside the program."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -138,6 +140,11 @@ class Prediction:
         self._residuals = []
         self._slopes = self.slopes
 
+    def wait(self, hold_back: Callable[[Tensor], None]) -> None:
+        """What is restored from here on waits for what was done, which a compiler would not know."""
+        if self._slopes is not None:
+            hold_back(self._slopes)
+
     def restored(self, site: Site, activation: Tensor) -> Tensor | None:
         """A^T e / B at an activation: the derivative that the scalars lack; None where they lack nothing."""
         if site.number not in self.sites:
@@ -257,6 +264,7 @@ class NoPrediction:
     def close(self, tangents: Tensor) -> None: ...
     def begin(self) -> None: ...
     def see(self, parts: list[Tensor]) -> None: ...
+    def wait(self, hold_back: Callable[[Tensor], None]) -> None: ...
     def restored(self, site: Site, activation: Tensor) -> None: ...
     def learn(self, site: Site, rows: Tensor, alive: Tensor | None, start: int) -> None: ...
     def weigh(self, site: Site, found: Tensor, numbers: Tensor, alive: Tensor | None) -> None: ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -30,23 +30,32 @@ from ..program.writes import Writes
 
 __all__ = ["Collector", "Injector"]
 
+
+class Sequencing(Protocol):
+    """Told of what is done, where a compiler is to keep the order: later noise and later layers wait for it."""
+
+    def then(self, tensor: Tensor) -> None: ...
+    def hold_back(self, tensor: Tensor) -> None: ...
+
+
+class _AsItIs:
+    def then(self, tensor: Tensor) -> None: ...
+    def hold_back(self, tensor: Tensor) -> None: ...
+
+
+AS_IT_IS: Sequencing = _AsItIs()
 Rows = Callable[[Site, Tensor], Tensor | None]  # of a site and its activation: tangents (K, *S)
 Quiet = Callable[[], AbstractContextManager[None]]
-Then = Callable[[Tensor], None]  # told of what is made before the next noise is drawn
 Deltas = dict[tuple[int, int], Tensor]  # by node and output: the derivative there
-
-
-def _nothing(tensor: Tensor) -> None:
-    """Where nobody wants to know."""
 
 
 class _Follower:
     """A phase that follows a plan: every node must be the one that was planned."""
 
-    def __init__(self, plan: NoisePlan, shapes: dict[int, Tensor] | None, then: Then) -> None:
+    def __init__(self, plan: NoisePlan, shapes: dict[int, Tensor] | None, order: Sequencing) -> None:
         self._plan = plan
         self._shapes = {} if shapes is None else shapes  # by site, of noise in samples' own weights
-        self._then = then
+        self._order = order
         self._before: dict[int, tuple[Any, Any]] = {}  # arguments of a node in hand, as they are before a write
         self._alive: dict[int, Tensor | None] = {}  # by node: where a site's layers reach its result
         self._held: dict[int, tuple[Done, list[Tensor]]] = {}  # with the tensors that will be read
@@ -97,6 +106,11 @@ class _Follower:
         if len(known) < len(masks):
             return None
         return torch.stack(known).any(0) if len(known) > 1 else known[0]
+
+    def _wait(self, result: Tensor) -> None:
+        """Let what reads a site's result wait for what was done there."""
+        if not self._plan.spread:  # whose layers are held for several sites, and must not be written meanwhile
+            self._order.hold_back(result)
 
     def _shape_of(self, site: int, own: OwnWeights, done: Done) -> Tensor:
         """That of noise in samples' own weights: the same in all runs, which have the same input."""
@@ -176,9 +190,9 @@ class Injector(_Follower):
         prediction: Prediction | NoPrediction = NOTHING,
         statistics: Statistics | None = None,
         shapes: dict[int, Tensor] | None = None,
-        then: Then = _nothing,
+        order: Sequencing = AS_IT_IS,
     ) -> None:
-        super().__init__(plan, shapes, then)
+        super().__init__(plan, shapes, order)
         self._rows = rows
         self._quiet = quiet  # around what is no part of the program
         self._masked = masked  # zero where the site's own functions have no derivative
@@ -210,10 +224,13 @@ class Injector(_Follower):
         with mode.above(), self._quiet():
             alive = self._mask(site.group, visit.number, done) if self._masked else None
             if arrived is not None:
-                self._then(arrived)
+                self._order.then(arrived)
             rows = self._tangents(site, done, alive) if visit.number == site.end else None
         if rows is not None:
             mode.inject(done.result, rows)
+            with mode.above(), self._quiet():
+                self._order.then(rows)
+                self._wait(done.result)
 
     def _tangents(self, site: Site, done: Done, alive: Tensor | None) -> Tensor | None:
         """The noise of a site, in its shape, as tangents (K, *S) of the result at its end."""
@@ -296,9 +313,9 @@ class Collector(_Follower):
         prediction: Prediction | NoPrediction = NOTHING,
         statistics: Statistics | None = None,
         shapes: dict[int, Tensor] | None = None,
-        then: Then = _nothing,
+        order: Sequencing = AS_IT_IS,
     ) -> None:
-        super().__init__(plan, shapes, then)
+        super().__init__(plan, shapes, order)
         self._gradients = gradients
         self._noise = noise
         self._scalars = scalars  # (J, B, T), over J and B
@@ -345,10 +362,11 @@ class Collector(_Follower):
             self._let_go(site.end)
             for path, gradient in site.own.undo(delta, self._shape_of(site.number, site.own, done)).items():
                 self._gradients.add(at(path, done.args, done.kwargs), gradient)
-                self._then(gradient)
+                self._order.then(gradient)
         for one in self._plan.spread:
             if one.last == site.end:
                 self._collect(one.group, self._pending)
+        self._wait(done.result)
 
     def finish(self, losses: Tensor) -> None:
         """The part behind the last layers, whose derivative is exact; and the parametrisations."""
@@ -362,7 +380,7 @@ class Collector(_Follower):
             for path in group.calls.get(number, ()):
                 product = default.product(here, done, path)
                 self._gradients.add(at(path, done.args, done.kwargs), product)
-                self._then(product)
+                self._order.then(product)
         if deltas is not self._pending:
             for key, part in deltas.items():
                 _add(self._pending, key, part)
@@ -370,6 +388,7 @@ class Collector(_Follower):
     def _delta(self, site: Site, activation: Tensor, alive: Tensor | None) -> Tensor:
         """mean_j s_jb u_jb / B, the estimate of the derivative of the mean loss at an activation."""
         prediction, numbers = self._prediction, self._numbers(site)
+        prediction.wait(self._order.hold_back)
         known = prediction.restored(site, activation)  # before it learns
         shape = NoiseShape.of(site, activation, prediction.length(site), alive)
         pattern = shape.pattern(activation) if site.number in prediction.sites else None

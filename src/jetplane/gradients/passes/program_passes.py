@@ -75,7 +75,7 @@ class Passes:
         """
         if statistics is None and plan.norms:
             statistics = Statistics(plan)
-        given = readout, prediction, statistics, shapes, self.replay.then
+        given = readout, prediction, statistics, shapes, self.replay
         injector = Injector(plan, rows, self.replay.unwatched, masked, *given)
         losses, mode, _ = self._run(injector, k, watched=plan.writes or not capturing())
         self._check(plan, mode, losses)
@@ -118,7 +118,7 @@ class Passes:
         ``approve`` is called before any gradient, once the program has done what is planned: where there are no sites,
         and so was no pass before this one.
         """
-        given = prediction, statistics, shapes, self.replay.then
+        given = prediction, statistics, shapes, self.replay
         collector = Collector(plan, Gradients(self.parameters), noise, scalars, chunk, *given)
         # where nothing can run after it, nothing has to be put back
         losses, mode, aux = self._run(collector, 1, watched=approve is not None and not capturing())

@@ -85,8 +85,7 @@ def two_passes(
         statistics.close(one.count)
         if look is not None:
             look(statistics)
-    known = {"prediction": one.prediction, "statistics": statistics, "shapes": one.shapes}
-    return passes.collect(plan, one.again, scalars, one.chunk, **known)
+    return passes.collect(plan, one.again, scalars, one.chunk, None, one.prediction, statistics, one.shapes)
 
 
 def _drawn(noise: Noise, start: int, stop: int, site: Site, like: Tensor) -> Tensor:

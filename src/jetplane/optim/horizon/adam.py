@@ -225,9 +225,10 @@ class HorizonAdam(torch.optim.Optimizer):
         for leaf in self._leaves:
             if not leaf.requires_grad:  # should it move again, it begins anew
                 del self.state[leaf], begun[id(leaf)]
-        for leaf in leaves:
+        turned = eigenbasis.affordable(leaves) if self.rotate else set[int]()
+        for place, leaf in enumerate(leaves):
             if leaf not in self.state:
-                self.state[leaf] = fresh(leaf, self.rotate)
+                self.state[leaf] = fresh(leaf, place in turned)
                 self._new.append(leaf)
         step = self.estimate.step if self._leaves else self._options.get("step", 0)
         shared = {"step": step, "process_group": self._crew.given, "check_every": None}

@@ -16,15 +16,19 @@ differ between machines from its first step. With the shift the axes of small ei
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["away", "back", "fresh", "is_due", "refresh", "see"]
+__all__ = ["affordable", "away", "back", "fresh", "is_due", "refresh", "see"]
+
+log = logging.getLogger("jetplane")
 
 _WIDEST = 1024  # inputs; more of them keep their own axes
+_LEAST, _TIMES = 1 << 24, 4  # numbers of all moments and axes: that many, or so many times the parameters
 _ITERATIONS = 2  # of each refresh
 _SHIFT = 1e-3  # of the trace of the moment: axes that have less of it than that are hardly turned
 
@@ -33,13 +37,45 @@ State = Mapping[str, Any]  # of a parameter
 
 def fresh(leaf: Tensor) -> dict[str, Tensor]:
     """What is kept for a weight (out, in...): the mean of G^T G, and the axes. Nothing for other parameters."""
-    if leaf.ndim < 2 or not leaf.numel() or leaf.dtype not in (torch.float32, torch.float64):
-        return {}
-    count = leaf.numel() // leaf.shape[0]
-    if not 1 < count <= _WIDEST:
+    count = _inputs(leaf)
+    if not count:
         return {}
     none = leaf.detach().new_zeros(count, count)
     return {"moment": none, "basis": torch.eye(count, dtype=leaf.dtype, device=leaf.device)}
+
+
+def _inputs(leaf: Tensor) -> int:
+    """Those of a weight that has axes of its own; 0 for other parameters."""
+    if leaf.ndim < 2 or not leaf.numel() or leaf.dtype not in (torch.float32, torch.float64):
+        return 0
+    count = leaf.numel() // leaf.shape[0]
+    return count if 1 < count <= _WIDEST else 0
+
+
+def affordable(leaves: Sequence[Tensor]) -> set[int]:
+    """The places of the parameters that have axes: all weights of at most 1024 inputs, or those with the fewest.
+
+    A moment and the axes are two matrices as wide as the weight has inputs, whatever its outputs: for many narrow ones,
+    as adapters of rank 8 are, they would be hundreds of times what they are for.
+
+    Example:
+        >>> sorted(affordable([torch.zeros(10, 4), torch.zeros(4), torch.zeros(10, 2000)]))
+        [0]
+    """
+    left = max(_LEAST, _TIMES * sum(leaf.numel() for leaf in leaves))
+    sizes = {place: _inputs(leaf) for place, leaf in enumerate(leaves)}
+    wanted = sorted((count, place) for place, count in sizes.items() if count)
+    found = set[int]()
+    for count, place in wanted:
+        left -= 2 * count * count
+        if left < 0:
+            break
+        found.add(place)
+    if len(found) < len(wanted):
+        log.info(
+            "%d of %d weights keep Adam's own axes: their moments are too large", len(wanted) - len(found), len(wanted)
+        )
+    return found
 
 
 def see(state: State, grad: Tensor, share: Tensor, taken: Tensor) -> None:
@@ -48,7 +84,7 @@ def see(state: State, grad: Tensor, share: Tensor, taken: Tensor) -> None:
         rows, moment = grad.flatten(1), state["moment"]
         found = rows.T @ rows
         taken = taken & torch.isfinite(found).all()  # a finite gradient may have a square that is not
-        moment.copy_(torch.where(taken, torch.lerp(moment, found, share.to(moment)), moment))
+        moment.lerp_(torch.where(taken, found, moment), share.to(moment))
 
 
 def is_due(measured: int) -> bool:
