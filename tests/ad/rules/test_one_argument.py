@@ -41,6 +41,12 @@ def _packed(cell: Callable[..., Any], x: Tensor) -> Any:
     return pad_packed_sequence(out, batch_first=True)[0], state
 
 
+def _ctc_slope(grad: Tensor, x: Tensor) -> Tensor:
+    """torch's own backward pass of the loss, whose result is that of no function of the log-probabilities."""
+    given = (x.log_softmax(2), torch.tensor([[1, 2], [1, 1]]), [4, 3], [2, 1])
+    return torch.ops.aten._ctc_loss_backward(grad, *given, *torch.ops.aten._ctc_loss(*given), 0)
+
+
 def _cell(kind: type[nn.Module], **options: Any) -> Callable[..., Any]:
     torch.manual_seed(0)
     return kind(3, 2, batch_first=True, **options).double().requires_grad_(False)
@@ -151,6 +157,7 @@ NUMBERS: list[tuple[str, Program, Primals]] = [
         lambda t, a: F.grid_sample(a, F.affine_grid(t / 3, (1, 2, 3, 3), False), align_corners=False),
         ((1, 2, 3), (1, 2, 3, 3)),
     ),
+    ("slope-of-ctc", _ctc_slope, ((2,), (4, 2, 3))),
     ("gaussian_nll", lambda a, b, v: F.gaussian_nll_loss(a, b, v.exp(), full=True), ((4,), (4,), (4,))),
     ("triplet", lambda a, p, n: F.triplet_margin_loss(a, p, n, p=3, swap=True), ((3, 4), (3, 4), (3, 4))),
     (
