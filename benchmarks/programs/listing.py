@@ -72,9 +72,9 @@ def page(held: dict[str, Any]) -> str:
 def _parts(programs: dict[str, Any]) -> Iterator[str]:
     """How many were run at which commit."""
     counts = Counter(found.get("commit", "") for found in programs.values() if found["result"] != "not built")
-    parts = [f"{count} at {commit}" for commit, count in sorted(counts.items()) if commit]
+    parts = [f"{count} ran at {commit}" for commit, count in sorted(counts.items()) if commit]
     if parts:
-        yield f"Of those built, {' and '.join(parts)}, and {counts['']} before that."
+        yield f"Of those that were built, {', '.join(parts)}, and {counts['']} before that."
 
 
 def _kind(found: dict[str, Any]) -> str:
