@@ -118,7 +118,7 @@ def _compare(built: Built, leaves: Sequence[Tensor], gradient: Sequence[Tensor],
         return Compared("refused", not_run(error), parameters=count)
     except Exception as error:
         return Compared("failed", not_run(error), parameters=count)
-    slope = _along(gradient, directions)
+    slope = _of_values(built, leaves, directions) if built.approximate else _along(gradient, directions)
     slope_error = _error(plane.slope, slope)
     curvature_error, oracle, right = _beside(plane.curvature, built, leaves, directions)
     if slope_error <= _EXACT and curvature_error <= (_EXACT if oracle == _TWICE else _DIFFERENCE):
@@ -171,21 +171,44 @@ def _twice(built: Built, leaves: Sequence[Tensor], directions: Sequence[Tensor])
         return torch.stack(rows)
 
 
+def _of_values(built: Built, leaves: Sequence[Tensor], directions: Sequence[Tensor]) -> Tensor:
+    """The slope by values at two points beside, for each direction."""
+    h = 1e-5
+    with torch.no_grad():
+        ends = [[_moved(built, leaves, directions, i, step, _run) for step in (h, -h)] for i in range(K)]
+    return torch.stack([(above - below) / (2 * h) for above, below in ends])
+
+
 def _difference(built: Built, leaves: Sequence[Tensor], directions: Sequence[Tensor], index: int, h: float) -> Tensor:
     """Row ``index`` of the curvature, from gradients at four points beside, to fourth order in their distance."""
 
+    def gradient(built: Built) -> Tensor:
+        parts = torch.autograd.grad(_run(built), leaves, allow_unused=True, materialize_grads=True)
+        return _along(parts, directions)
+
     def at(step: float) -> Tensor:
-        kept = [leaf.detach().clone() for leaf in leaves]
-        try:
-            with torch.no_grad():
-                for leaf, direction in zip(leaves, directions, strict=True):
-                    leaf.add_(step * direction[index])
-            with _Widened():
-                parts = torch.autograd.grad(_run(built), leaves, allow_unused=True, materialize_grads=True)
-            return _along(parts, directions)
-        finally:
-            with torch.no_grad():
-                for leaf, value in zip(leaves, kept, strict=True):
-                    leaf.copy_(value)
+        return _moved(built, leaves, directions, index, step, gradient)
 
     return (8 * (at(h) - at(-h)) - (at(2 * h) - at(-2 * h))) / (12 * h)
+
+
+def _moved(
+    built: Built,
+    leaves: Sequence[Tensor],
+    directions: Sequence[Tensor],
+    index: int,
+    step: float,
+    found: Callable[[Built], Tensor],
+) -> Tensor:
+    """What is found a step along a direction from here."""
+    kept = [leaf.detach().clone() for leaf in leaves]
+    try:
+        with torch.no_grad():
+            for leaf, direction in zip(leaves, directions, strict=True):
+                leaf.add_(step * direction[index])
+        with _Widened():
+            return found(built)
+    finally:
+        with torch.no_grad():
+            for leaf, value in zip(leaves, kept, strict=True):
+                leaf.copy_(value)

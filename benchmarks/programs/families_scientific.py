@@ -113,7 +113,8 @@ def _equation(method: str, adjoint: bool) -> Built:
     solve = torchdiffeq.odeint_adjoint if adjoint else torchdiffeq.odeint
     exactly = {"rtol": 1e-10, "atol": 1e-12} if adjoint and method == "dopri5" else {}
     options = {"step_size": 0.01} if adjoint and method == "rk4" else None  # the adjoint's error falls with its steps
-    return Built(field, lambda: solve(field, start, times, method=method, options=options, **exactly))
+    call = lambda: solve(field, start, times, method=method, options=options, **exactly)  # noqa: E731
+    return Built(field, call, approximate=adjoint)  # it solves another equation backwards
 
 
 # -- e3nn -----------------------------------------------------------------------------------------------------------

@@ -38,11 +38,13 @@ To repeat it, in an environment with the packages (torchvision must match torch)
 
 It runs what the file does not hold yet; `--only timm/` runs some, `--again refused wrong` those that came out so.
 
-The results were gathered on a machine in use, with a minute for each program, and in two parts: rows marked
-`tangents_stop_at_no_grad` in the JSON ran where tangents stop at a program's own `no_grad`, the others where they go
-on, which for them came out the same as backprop. Five programs did not, and are exact where tangents stop: the four
-solvers of torchdiffeq that choose their steps under `no_grad`, and hrm_text. A family whose package is not there, or
-does not fit torch, is left out with a word.
+The results were gathered on a machine in use, in several parts. Rows with a `commit` in the JSON were run at that one;
+of the others, those marked `tangents_stop_at_no_grad` ran where tangents stop at a program's own `no_grad`, the rest
+where they go on, which for them came out the same as backprop. A family whose package is not there, or does not fit
+torch, is left out with a word.
+
+The backward pass of torchdiffeq's adjoint solves another equation, so that backprop's slope is an approximation, by
+1e-5 for rk4 in steps of 0.01; jetplane differentiates what the solver does, and values decide.
 
 A Function without a rule is refused, because its forward body need not be what its author differentiates. Where it is,
 one line says so, for a class or for its dotted name: `jp.register.transparent("package.module.Function")`.
@@ -64,7 +66,15 @@ def versions() -> dict[str, str]:
 
 def page(held: dict[str, Any]) -> str:
     """The results as Markdown."""
-    return "\n".join([_ABOUT, *_counts(held), "", *_listed(held["programs"])]) + "\n"
+    return "\n".join([_ABOUT, *_counts(held), "", *_parts(held["programs"]), "", *_listed(held["programs"])]) + "\n"
+
+
+def _parts(programs: dict[str, Any]) -> Iterator[str]:
+    """How many were run at which commit."""
+    counts = Counter(found.get("commit", "") for found in programs.values() if found["result"] != "not built")
+    parts = [f"{count} ran at {commit}" for commit, count in sorted(counts.items()) if commit]
+    if parts:
+        yield f"Of those that were built, {', '.join(parts)}, and {counts['']} before that."
 
 
 def _kind(found: dict[str, Any]) -> str:

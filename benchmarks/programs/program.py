@@ -17,6 +17,7 @@ class Built(NamedTuple):
 
     model: nn.Module
     call: Callable[[], Any]
+    approximate: bool = False  # whether its own backward pass is an approximation, and its values say what is right
 
 
 class Program(NamedTuple):

@@ -181,6 +181,11 @@ def crossed(x: Tensor) -> Tensor:
 PROGRAMS: list[tuple[type[Exception], str, Callable[[Tensor], Any]]] = [
     (jp.UnsupportedProgram, "the losses do not depend on other through any layer", lambda x: (x @ PARAMETER).sum(1)),
     (jp.UnsupportedProgram, "do not depend on other", lambda x: (x @ PARAMETER * OTHER.detach()).sum(1)),
+    (
+        jp.UnsupportedProgram,
+        "loss_fn detaches its losses, by",
+        lambda x: F.mse_loss(x @ PARAMETER, OTHER.expand(8, 3), reduction="none").sum(1).detach(),
+    ),
     (jp.UnsupportedProgram, "function of parameters alone", lambda x: PARAMETER.sum(0) * OTHER),
     (jp.UnsupportedProgram, "did other operations when it was called again", unsteady()),
     (MissingRule, r"jpcontract.crossed.default has no local product for its parameter other \(8, 3\)", crossed),
@@ -191,6 +196,25 @@ PROGRAMS: list[tuple[type[Exception], str, Callable[[Tensor], Any]]] = [
 def test_refused_programs(error: type[Exception], message: str, program: Callable[[Tensor], Any]) -> None:
     with pytest.raises(error, match=message):
         jp.forward_gradient(program, {"weight": PARAMETER, "other": OTHER}, X)
+
+
+def test_losses_that_are_detached_behind_a_known_loss_leave_no_gradient() -> None:
+    # what a loss does to its input is known without a tangent behind it
+    model = mlp()
+    estimate = jp.ForwardGradient(model.parameters())
+    estimate(classify(model), X, Y)
+    before = gradient(model).clone()
+    with pytest.raises(jp.UnsupportedProgram, match="expected losses that depend on the parameters"):
+        estimate(lambda x, y: classify(model)(x, y).detach(), X, Y)
+    assert torch.equal(gradient(model), before)
+
+
+def test_a_parameter_without_entries_needs_no_use() -> None:
+    model = mlp()
+    empty = nn.Parameter(torch.zeros(0, 3))
+    found = jp.ForwardGradient([*model.parameters(), empty])
+    found(classify(model), X, Y)
+    assert all(param.grad is not None for param in model.parameters())
 
 
 def test_refused_calls() -> None:

@@ -36,3 +36,11 @@ def test_the_estimate_is_the_gradient_seen_along_the_directions(chunk_size: int 
         loss = estimate(classify(model), x, Y)
     torch.testing.assert_close(gradient(model), rows.T @ (rows @ wanted) / 5)
     torch.testing.assert_close(loss, classify(model)(x, Y).mean().detach())
+
+
+def test_losses_that_are_detached_are_refused() -> None:
+    weight = torch.ones(3, requires_grad=True)
+    estimate = jp.ForwardGradient([weight], estimator="weight")
+    with pytest.raises(ValueError, match="detaches its result from all that varies"):
+        estimate(lambda x: (x * weight).sum(1).detach(), torch.ones(4, 3))
+    assert weight.grad is None

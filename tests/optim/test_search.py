@@ -462,6 +462,8 @@ def test_under_inference_mode() -> None:
 def test_a_backward_pass_needs_a_graph() -> None:
     opt = FoMoHBP([P])
     with pytest.raises(ValueError, match="the loss has no graph for the backward pass, though it uses the parameters"):
+        opt.step(lambda: torch.tensor(P.square().sum().item()))
+    with pytest.raises(ValueError, match="detaches its result from all that varies"):
         opt.step(lambda: P.square().sum().detach())
     with pytest.raises(ValueError, match=r"computes its result under its own torch\.no_grad\(\)"):
         opt.step(torch.no_grad()(lambda: P.square().sum()))

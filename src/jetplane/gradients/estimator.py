@@ -433,7 +433,8 @@ class ForwardGradient:
             )
 
     def _check_reached(self, plan: NoisePlan) -> None:
-        missed = [name for number, name in enumerate(self._parameters.names) if number not in plan.reached]
+        named = zip(self._parameters.names, self._parameters.tensors, strict=True)
+        missed = [name for number, (name, leaf) in enumerate(named) if number not in plan.reached and leaf.numel()]
         if missed and not self.allow_unused:
             raise UnsupportedProgram(
                 f"the losses do not depend on {', '.join(missed)} through any layer; expected every parameter that "

@@ -64,7 +64,7 @@ def weight_gradient(
         part = _Part(drawn, rows[0], rows[-1] + 1)
         with perturb(named, part, pairs="none", allow_unused=allow_unused) as jets:
             losses, aux = program()
-        return jets.of(losses), aux
+        return jets.of_result(losses), aux
 
     sharing = meeting.tangents
     mine = range(samples) if sharing is None else sharing.mine(samples)

@@ -96,6 +96,35 @@ def test_a_dirichlet_sample_has_no_second_derivative() -> None:
         jp.quadratic(lambda a: Dirichlet(a).rsample().square().sum(), vec(1.0, 2.0), torch.eye(2, dtype=F64))
 
 
+def _field(entry: int, x: list[Any], a: list[Any]) -> list[Any]:
+    """How a Dirichlet sample varies with an entry of its concentration, as torch's backward pass has it."""
+    rest = sum(a) - a[entry]
+    level = mpmath.diff(lambda t: mpmath.betainc(t, rest, 0, x[entry], regularized=True), a[entry])
+    density = mpmath.diff(lambda t: mpmath.betainc(a[entry], rest, 0, t, regularized=True), x[entry])
+    return [-level / density / (1 - x[entry]) * ((n == entry) - one) for n, one in enumerate(x)]
+
+
+def _twice(first: int, then: int, x: list[Any], a: list[Any]) -> float:
+    """The second derivative of the first entry of a sample, by two entries of its concentration in this order."""
+    h = mpmath.mpf(10) ** -8
+    ends = []
+    for step in (h, -h):
+        moved = [one + step * slope for one, slope in zip(x, _field(then, x, a), strict=True)]
+        ends.append(_field(first, moved, [one + step * (n == then) for n, one in enumerate(a)])[0])
+    return float((ends[0] - ends[1]) / (2 * h))
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_the_derivatives_of_a_dirichlet_sample_are_those_of_a_function_for_two_entries_alone(count: int) -> None:
+    a = [mpmath.mpf(n) for n in ("0.7", "1.5", "2.2")][:count]
+    x = [one / sum(a) for one in a]
+    apart = abs(_twice(0, 1, x, a) - _twice(1, 0, x, a))
+    assert apart < 1e-10 if count == 2 else apart > 1e-4
+    start, sample = (vec(*map(float, one)) for one in (a, x))
+    torchs = torch._dirichlet_grad(sample, start, start.sum().expand(count))  # a fit to some digits
+    assert_close(torchs[0] * (1 - sample[0]), torch.tensor(float(_field(0, x, a)[0]), dtype=F64), tolerance=1e-2)
+
+
 def test_the_derivative_of_a_sample_is_no_constant() -> None:
     def program(a: Tensor) -> Tensor:  # it has been taken for one
         return torch._standard_gamma_grad(a, torch.ones_like(a)).sum()

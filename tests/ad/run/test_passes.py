@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import jetplane as jp
 from cases import F64, assert_close, assert_quadratic, randn
+from jetplane.optim import FGD, FoMoH, FoMoHKD
 from jetplane.testing.oracle import double_backward
 
 
@@ -59,3 +62,27 @@ def test_chunks_of_a_program_that_keeps_a_counter_in_a_tensor() -> None:
 
 def noisy() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Dropout(0.5), nn.Linear(5, 1)).double()
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [Tensor.detach, lambda y: y.data, lambda y: (y * 1).detach_() + 1, lambda y: torch.zeros(3).copy_(y.detach())],
+    ids=["detach", "data", "detach_", "copied"],
+)
+def test_a_result_that_the_program_has_detached_is_refused(cut: Callable[[Tensor], Tensor]) -> None:
+    message = "the program detaches its result from all that varies"
+    x, v, leaf = randn(3), randn(2, 3), nn.Parameter(randn(3))
+    with pytest.raises(ValueError, match=message):
+        jp.quadratic(lambda x: cut(x * x).sum(), x, v)
+    with jp.perturb([leaf], [v]) as jets:
+        loss = cut(leaf * leaf).sum()
+        constant = torch.ones((), dtype=F64)
+    with pytest.raises(ValueError, match=message):
+        jets.quadratic(loss)
+    assert jets.of(constant).tangent.any() == 0  # of what it made itself the derivative is zero
+    for make in (FoMoH, FoMoHKD, FGD):
+        opt = make([leaf])
+        with pytest.raises(ValueError, match=message):
+            opt.step(lambda: cut(leaf * leaf).sum())
+    assert jp.gradient(lambda x: (cut(x) * x).sum(), x).abs().sum() > 0
+    assert_close(jp.gradient(lambda x: x.round().sum(), x), torch.zeros(3, dtype=F64))

@@ -418,6 +418,18 @@ def test_where_no_parameter_requires_grad_nothing_moves(compiled: bool) -> None:
     assert all(map(torch.equal, model.parameters(), net().parameters())) == compiled
 
 
+@pytest.mark.parametrize("lr", [math.nan, math.inf, -1.0, torch.tensor(math.nan)])
+def test_an_lr_that_a_scheduler_has_spoilt_moves_nothing(lr: Any) -> None:
+    model, (x, y) = net(), data()
+    opt = HorizonAdam(model.parameters(), samples=2)
+    opt.step(losses_of(model), x, y)
+    before = [param.detach().clone() for param in model.parameters()]
+    opt.param_groups[0]["lr"] = lr
+    with pytest.raises(ValueError, match=r"^lr is .*; expected a finite number from 0\."):
+        opt.step(losses_of(model), x, y)
+    assert all(map(torch.equal, model.parameters(), before))
+
+
 def test_a_group_that_is_refused_leaves_no_trace() -> None:
     model, (x, y) = net(), data()
     opt = HorizonAdam(model.parameters(), samples=2)

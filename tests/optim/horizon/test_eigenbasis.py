@@ -109,8 +109,22 @@ def full() -> tuple[nn.Module, Tensor]:
     return nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 3)), torch.randn(32, 8, dtype=F64)
 
 
-@pytest.mark.parametrize("make", [rank_deficient, full])
-def test_a_start_that_differs_in_one_rounding_stays_near(make: Callable[[], tuple[nn.Module, Tensor]]) -> None:
+def normed() -> tuple[nn.Module, Tensor]:
+    layers = [*(nn.Linear(8, 12), nn.BatchNorm1d(12), nn.ReLU()), *(nn.Linear(12, 12), nn.BatchNorm1d(12), nn.ReLU())]
+    return nn.Sequential(*layers, nn.Linear(12, 3)), torch.randn(32, 8, dtype=F64)
+
+
+@pytest.mark.parametrize(
+    "make, idle",
+    [
+        (rank_deficient, []),
+        (full, []),
+        pytest.param(normed, ["0.bias", "3.bias"], marks=pytest.mark.slow),
+    ],
+)
+def test_a_start_that_differs_in_one_rounding_stays_near(
+    make: Callable[[], tuple[nn.Module, Tensor]], idle: list[str]
+) -> None:
     ends = []
     for ulps in (0, 1):
         torch.manual_seed(0)
@@ -121,9 +135,12 @@ def test_a_start_that_differs_in_one_rounding_stays_near(make: Callable[[], tupl
         opt, y = HorizonAdam(model.parameters(), samples=2), torch.arange(32) % 3
         for _ in range(100):
             opt.step(lambda x, y, model=model: F.cross_entropy(model(x), y, reduction="none"), x, y)
-        ends.append(torch.cat([param.detach().flatten() for param in model.parameters()]))
-    apart = float((ends[0] - ends[1]).abs().max())
-    assert 0 < apart < 1e-9
+        ends.append({name: param.detach().clone() for name, param in model.named_parameters()})
+    apart = {name: float((ends[0][name] - ends[1][name]).abs().max()) for name in ends[0]}
+    assert 0 < max(apart.values()) < (1e-7 if idle else 1e-9)
+    # a bias in front of a norm does nothing: its gradient is a rounding error, and Adam's step as long as any where
+    # that is beyond eps. Backprop's Adam takes it to 5e-10 in as many steps
+    assert max(size for name, size in apart.items() if name not in idle) < 1e-9
 
 
 def test_scales_stay_with_their_axes() -> None:

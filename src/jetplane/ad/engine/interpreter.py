@@ -48,6 +48,7 @@ class JetMode(_torch.DispatchMode):
         self.stops = StopMode(self)
         self.switches = GradSwitches(no_grad)
         self.halted = False  # whether a tangent has stopped where the program switched autograd off
+        self.detached = False  # whether the program has detached what varies
         self._records: weakref.WeakKeyDictionary[Any, Record | Seed] = weakref.WeakKeyDictionary()
         self._stopped: dict[int, weakref.ref[Tensor]] = {}
         self._sparse = False  # whether there are leaves that vary along some directions alone
@@ -119,12 +120,14 @@ class JetMode(_torch.DispatchMode):
     def stop(self, tensor: Tensor) -> None:
         """Let no tangent through this tensor object: the user detached it."""
         tensor = _torch_distributed.inside(tensor)
+        self.detached = self.detached or self.tracks(tensor)
         key = id(tensor)
         self._stopped[key] = weakref.ref(tensor, lambda _: self._stopped.pop(key, None))
 
     def forget(self, tensor: Tensor) -> None:
         """Let no tangent be in this tensor's memory, which no other shares."""
         tensor = _torch_distributed.inside(tensor)
+        self.detached = self.detached or self.tracks(tensor)
         self._records.pop(tensor.untyped_storage(), None)
 
     def is_stopped(self, tensor: Tensor) -> bool:
@@ -475,7 +478,7 @@ def _fresh(value: Tensor, args: Any) -> Tensor:
 
 
 def _detached(value: Tensor) -> Tensor:
-    """As autograd has it, and not the program's detach: a call from TorchScript leaves function modes on in a handler."""
+    """As autograd has it; not the program's detach, where a call from TorchScript has left function modes on."""
     with _torch.no_function_modes():
         return value.detach()
 

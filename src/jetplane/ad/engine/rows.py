@@ -18,6 +18,7 @@ from ..algebra.jet import Operand
 from ..algebra.sparse import Block, Factors, SparseOperand, Support, Term, gathered, padded
 from ..storage_geometry import Geometry, covers, elements, geometry, storage_order
 from .locate import call_site
+from .results import complex_value
 
 
 class Source(Protocol):
@@ -138,6 +139,8 @@ class Record:
 
 def _refuse_bytes(tensor: Tensor, dtype: torch.dtype) -> None:
     """Raise where memory is read as numbers of another kind than its rows are derivatives of."""
+    if tensor.is_complex() or dtype.is_complex:
+        raise complex_value("an operation")
     raise UnsupportedProgram(
         f"{call_site('the program')} reads the memory of a perturbed tensor of {dtype} as {tensor.dtype}, as "
         "share_memory_() and deepcopy do, where tangents get lost; expected .clone(), or .detach() before it."

@@ -173,7 +173,12 @@ def _requires_grad(jets: Follower, func: Any, args: Any, kwargs: Any) -> bool:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename == __file__:  # the hooks of nested passes
         frame = frame.f_back
-    return frame is not None and jets.switches.requires_grad(frame.f_code) and jets.tracks(args[0])
+    if frame is None or not jets.switches.requires_grad(frame.f_code) or not jets.tracks(args[0]):
+        return False
+    if _torch.IS_GRAD_ENABLED() and not isinstance(args[0], torch.nn.Parameter):
+        with _torch.no_function_modes():  # so that the derivative it may take by this tensor has a graph
+            args[0].requires_grad_()
+    return True
 
 
 def _keep_gradient(jets: Follower, func: Any, args: Any, kwargs: Any) -> Any:

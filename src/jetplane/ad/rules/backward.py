@@ -347,7 +347,18 @@ def _ctc_loss(
     zero_infinity: bool = False,
 ) -> Tensor:
     each = grad.reshape(-1).expand(log_probs.shape[1] if log_probs.ndim == 3 else 1)
-    return _pulled_back(lambda x: ctc(x, targets, input_lengths, target_lengths, blank), each, log_probs)[0]
+    pulled = _pulled_back(lambda x: ctc(x, targets, input_lengths, target_lengths, blank), each, log_probs)[0]
+    # torch's is the derivative by what the probabilities are a softmax of: it adds them at each step of the input
+    steps = torch.arange(log_probs.shape[0], device=log_probs.device).reshape(-1, *[1] * (log_probs.ndim - 1))
+    lengths = torch.as_tensor(input_lengths, device=log_probs.device).reshape(*[-1] * (log_probs.ndim - 2), 1)
+    scale = each.reshape(lengths.shape) if log_probs.ndim == 3 else each
+    pulled = pulled + torch.where(steps < lengths, log_probs.exp() * scale, 0.0)
+    lost = (
+        torch.isinf(loss.detach()).reshape(lengths.shape)
+        if zero_infinity
+        else torch.zeros_like(steps, dtype=torch.bool)
+    )
+    return torch.where(lost, 0.0, pulled)
 
 
 composite(aten._ctc_loss_backward.default, _ctc_loss)

@@ -88,11 +88,16 @@ def _standard_gamma(pairs: PairSet, op: Any, a: Operand, generator: Any = None) 
 
 @jet_rule(aten._sample_dirichlet.default)
 def _sample_dirichlet(pairs: PairSet, op: Any, a: Operand, generator: Any = None) -> Operand:
-    """x_j varies by g_j v_j - x_j sum_i g_i v_i, where g is that of torch's backward pass."""
+    """x_j varies by g_j v_j - x_j sum_i g_i v_i, where g is that of torch's backward pass.
+
+    Of three entries or more there is no function with these derivatives: taken once more, those by a_1 and then a_2
+    are not those by a_2 and then a_1.
+    """
     if pairs.rows:
         raise MissingRule(
-            "a Dirichlet sample has no second derivative by its concentration here; expected one of first order "
-            '(curvature="ggn", "fisher" or "none"), or a sample of Gamma distributions divided by its sum',
+            "a Dirichlet sample has no second derivative by its concentration (a Beta sample is one), for torch's "
+            'first derivatives are not those of one function; expected first order (curvature="ggn", "fisher" or '
+            '"none"), or samples of Gamma distributions divided by their sum',
             str(op),
         )
     x = op(a.primal, generator)

@@ -83,15 +83,20 @@ class Pass:
         return [label for label in dict.fromkeys(seed.label for seed in self._seeds) if label not in used]
 
     def check_followed(self, results: Iterable[Any]) -> None:
-        """Raise where tangents stopped where the program makes no graph and none reaches a result: no silent zero."""
-        if not self.mode.halted:
+        """Raise where the program stopped tangents itself and none reaches a result: no silent zero."""
+        mode = self.mode
+        if not (mode.halted or mode.detached) or any(isinstance(x, Tensor) and mode.tracks(x) for x in results):
             return
-        if not any(isinstance(one, Tensor) and self.mode.tracks(one) for one in results):
+        if mode.halted:
             raise ValueError(
                 "the program computes its result under its own torch.no_grad() or inference_mode, or by a backward "
                 "pass without create_graph=True, where tangents stop as backprop's gradients do; expected it outside "
                 "of them and with a graph, or a pass with no_grad='follow'."
             )
+        raise ValueError(
+            "the program detaches its result from all that varies, by .detach(), .data or torch.tensor(), where "
+            "tangents stop as backprop's gradients do; expected a result that depends on what is differentiated."
+        )
 
     def jet(self, tensor: Tensor) -> Jet:
         """The jet of ``tensor``, with zeros written out."""

@@ -139,8 +139,12 @@ class perturb:
         """The quadratic model of a scalar of the program in the plane of the directions."""
         if self.pairs != self._kind.pairs(self.pairs.k):
             raise ValueError("this pass does not carry all pairs, which quadratic needs; expected pairs='all'.")
-        self._pass.check_followed([loss])
-        return quadratic_of(self.of(loss), self.pairs, self._kind)
+        return quadratic_of(self.of_result(loss), self.pairs, self._kind)
+
+    def of_result(self, tensor: Tensor) -> Jet:
+        """The same as :meth:`of`, of what the program is run for: no zero because the program detached it."""
+        self._pass.check_followed([tensor])
+        return self.of(tensor)
 
 
 def _outside(one: Pass) -> str:

@@ -148,6 +148,11 @@ class Passes:
         else:  # faster: every operation would be looked at
             self.replay.rewind()
             losses, aux = self.program.under(mode)
+        if mode.is_stopped(losses):
+            raise UnsupportedProgram(
+                "loss_fn detaches its losses, by .detach() or .data, where derivatives stop as backprop's do; expected "
+                "losses that depend on the parameters."
+            )
         return losses, mode, aux
 
 

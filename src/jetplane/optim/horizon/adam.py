@@ -342,6 +342,8 @@ class HorizonAdam(torch.optim.Optimizer):
         return Rules(self.every, self.power, self.eps, self.forget, fixed)
 
     def _held(self) -> Course:
+        for group in self.param_groups:
+            _check_lr(group["lr"])
         groups = {leaf: group for group in self.param_groups for leaf in group["params"]}
         leaves = []
         for leaf, begun in zip(self._leaves, self._begun, strict=True):
@@ -494,6 +496,12 @@ def _check(name: str, value: Any, *, below: float = math.inf) -> None:
     if not 0.0 <= number_of(name, value) < below:
         expected = f"a number from 0, below {below:g}" if math.isfinite(below) else "a finite number from 0"
         raise ValueError(f"{name} is {value!r}; expected {expected}.")
+
+
+def _check_lr(lr: Any) -> None:
+    """That of a step, which a scheduler may have set; a number on a device is not waited for."""
+    if not isinstance(lr, Tensor) or lr.device.type == "cpu":
+        _check("lr", lr)
 
 
 def _check_group(group: dict[str, Any]) -> None:
