@@ -69,9 +69,12 @@ def two_views(draw: st.DrawFn) -> tuple[Geometry, Geometry]:
 
 @settings(max_examples=1500)
 @given(st.tuples(any_place(), any_place()) | two_views())
-def test_overlap_is_exact(two: tuple[Geometry, Geometry]) -> None:
+def test_overlap_is_exact_and_what_is_inside_is_so(two: tuple[Geometry, Geometry]) -> None:
     one, other = two
-    assert overlap(one, other) == overlap(other, one) == bool(places(one) & places(other))
+    mine, theirs = places(one), places(other)
+    assert overlap(one, other) == overlap(other, one) == bool(mine & theirs)
+    assert not inside(one, other) or mine <= theirs
+    assert not inside(other, one) or theirs <= mine
 
 
 @settings(max_examples=500)
@@ -81,13 +84,6 @@ def test_of_many_trials_overlap_says_that_there_may_be_some(one: Geometry, other
         patch.setattr(storage_geometry, "_MOST", 1)
         found = overlap(one, other)
     assert found or not places(one) & places(other)
-
-
-@settings(max_examples=1500)
-@given(st.tuples(any_place(), any_place()) | two_views())
-def test_what_is_inside_is_so(two: tuple[Geometry, Geometry]) -> None:
-    part, whole = two
-    assert not inside(part, whole) or places(part) <= places(whole)
 
 
 @settings(max_examples=1000)

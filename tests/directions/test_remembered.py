@@ -246,9 +246,17 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled_steps, "_SHARED", OrderedDict())
 
 
+# each mix once in every run, some of them in several groups; the other form of each is slow
+IN_GROUPS = ("momentum", "per layer", "all")
+FORMS = [
+    pytest.param(name, groups, marks=[] if groups == (name in IN_GROUPS) else pytest.mark.slow)
+    for name in MIXES
+    for groups in (False, True)
+]
+
+
 @pytest.mark.usefixtures("traced")
-@pytest.mark.parametrize("name", MIXES)
-@pytest.mark.parametrize("groups", [False, True])
+@pytest.mark.parametrize(("name", "groups"), FORMS)
 def test_compiled_steps_are_the_eager_ones(name: str, groups: bool) -> None:
     x, y = batch()
     made = []

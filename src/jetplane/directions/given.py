@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..ad.run.directions import Basis, Directions, Given
+from ..ad.run.directions import Basis, Directions, Given, check_kind, check_shape
 from .plane import NOTHING_LEARNT, Learning, Learnt, Plane, entries
 
 
@@ -89,11 +89,6 @@ class Fixed(Learning):
             )
         for position, (rows, leaf) in enumerate(zip(self.rows, plane.leaves, strict=True)):
             what = f"the fixed directions for parameter {position}"
-            expected = (rows.shape[0], *leaf.shape)
-            if tuple(rows.shape) != expected:
-                raise ValueError(f"{what} have shape {tuple(rows.shape)}; expected {expected}.")
-            if rows.dtype != leaf.dtype:
-                raise ValueError(f"{what} have dtype {rows.dtype}; expected {leaf.dtype}.")
-            if rows.device != leaf.device:
-                raise ValueError(f"{what} are on {rows.device}; expected {leaf.device}.")
+            check_shape(what, rows, (rows.shape[0], *leaf.shape))
+            check_kind(what, rows, leaf)
         return Given(self.rows)

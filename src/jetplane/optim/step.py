@@ -186,16 +186,21 @@ def apply(
             delta.mul_(accepted.factor)
     if accepted.status is not Status.OK:
         return accepted.status
-    kept = [1.0 - lr * decay for lr, decay in zip(moving.lrs, moving.decays, strict=True)]
-    leaves = map(own, moving.tensors) if moving.shared_out else moving.tensors
-    chosen = list(compress(zip(leaves, solved.deltas, kept, strict=True), closures.used))
-    ends = [torch.add(delta, leaf, alpha=part, out=None if keep else delta) for leaf, delta, part in chosen]
-    healthy = known or finite(ends)
+    ends = _ends(solved.deltas, closures.used, moving, keep)
+    healthy = known or finite([end for _, end in ends])
     if not (closures.averages.everywhere(healthy) if moving.shared_out else healthy):
         return Status.NONFINITE
-    for (leaf, *_), end in zip(chosen, ends, strict=True):
+    for leaf, end in ends:
         leaf.copy_(end)
     return Status.OK
+
+
+def _ends(deltas: Sequence[Tensor], used: Sequence[bool], moving: Moving, keep: bool) -> list[tuple[Tensor, Tensor]]:
+    """The parameters that move, and where to; overwrites the update, unless it is to be kept."""
+    kept = [1.0 - lr * decay for lr, decay in zip(moving.lrs, moving.decays, strict=True)]
+    leaves = map(own, moving.tensors) if moving.shared_out else moving.tensors
+    chosen = compress(zip(leaves, deltas, kept, strict=True), used)
+    return [(leaf, torch.add(delta, leaf, alpha=part, out=None if keep else delta)) for leaf, delta, part in chosen]
 
 
 def learn(

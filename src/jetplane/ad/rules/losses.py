@@ -73,13 +73,13 @@ _LEAST = 1e-12  # torch's bound for x (1 - x), by which the derivatives are fini
 def _binary_cross_entropy(
     pairs: PairSet, op: Any, x: Any, target: Any, weight: Any = None, reduction: int = _MEAN
 ) -> Operand:
-    """-t log x - (1 - t) log(1 - x), with the bounds of torch's backward passes."""
+    """-t log x - (1 - t) log(1 - x), with the bound of torch's backward pass."""
     if isinstance(weight, Operand):
         raise MissingRule(f"the rule of {op} does not differentiate its argument 'weight', which is perturbed", str(op))
     p, t = primal_of(x), primal_of(target)
     spread = (p * (1 - p)).clamp(min=_LEAST)
     by_target = torch.log1p(-p).clamp(min=-100) - torch.log(p).clamp(min=-100)
-    bent = (p * p - 2 * p * t + t) / ((p + _LEAST) * (1 - p + _LEAST)) ** 2
+    bent = (p * p - 2 * p * t + t) / spread**2
     hessian = {(0, 0): bent, (0, 1): -1 / spread} if pairs.rows else {}
     jet = chain(pairs, op(p, t, None, _NONE), [x, target], [(p - t) / spread, by_target], hessian)
 

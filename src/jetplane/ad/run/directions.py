@@ -132,6 +132,20 @@ class Joined:
         return blocks_of(self.first, position, like) + behind
 
 
+def check_shape(what: str, rows: Tensor, expected: tuple[int, ...]) -> None:
+    """Raise unless the rows have this shape."""
+    if tuple(rows.shape) != expected:
+        raise ValueError(f"{what} have shape {tuple(rows.shape)}; expected {expected}.")
+
+
+def check_kind(what: str, rows: Tensor, like: Tensor) -> None:
+    """Raise unless the rows have the dtype of their tensor and are where it is."""
+    if rows.dtype != like.dtype:
+        raise ValueError(f"{what} have dtype {rows.dtype}; expected {like.dtype}.")
+    if rows.device != like.device:
+        raise ValueError(f"{what} are on {rows.device}; expected {like.device}.")
+
+
 @dataclass(frozen=True)
 class Checked:
     """Lazy directions of the user's, whose rows are checked as they are made."""
@@ -152,12 +166,8 @@ class Checked:
         expected = (stop - start, *like.shape)
         if not isinstance(rows, Tensor):
             raise TypeError(f"{what} are {type(rows).__name__}; expected a tensor {expected}.")
-        if tuple(rows.shape) != expected:
-            raise ValueError(f"{what} have shape {tuple(rows.shape)}; expected {expected}.")
-        if rows.dtype != like.dtype:
-            raise ValueError(f"{what} have dtype {rows.dtype}; expected {like.dtype}.")
-        if rows.device != like.device:
-            raise ValueError(f"{what} are on {rows.device}; expected {like.device}.")
+        check_shape(what, rows, expected)
+        check_kind(what, rows, like)
         if not finite([rows]):
             raise ValueError(f"{what} hold values that are not finite; expected finite numbers.")
         return rows

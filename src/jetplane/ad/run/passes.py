@@ -21,7 +21,7 @@ from ..engine.interpreter import JetMode
 from ..engine.rows import Seed, Source
 from ..finite import finite
 from ..storage_geometry import geometry, overlap
-from .directions import Checked, Directions, Leaf
+from .directions import Checked, Directions, Leaf, check_kind
 from .parts import check_parts, images, is_shared_out, own
 
 
@@ -200,10 +200,7 @@ def _check_direction(direction: Tensor, leaf: Tensor, label: str) -> None:
     if direction.ndim != leaf.ndim + 1 or tuple(direction.shape[1:]) != shape:
         expected = ", ".join(["K", *map(str, shape)])
         raise ValueError(f"directions for {label} {shape} have shape {tuple(direction.shape)}; expected ({expected}).")
-    if direction.dtype != leaf.dtype:
-        raise ValueError(f"directions for {label} have dtype {direction.dtype}; expected {leaf.dtype}.")
-    if direction.device != leaf.device:
-        raise ValueError(f"directions for {label} are on {direction.device}; expected {leaf.device}.")
+    check_kind(f"directions for {label}", direction, leaf)
     if direction.shape[0] == 0:
         raise ValueError(f"directions for {label} have K = 0; expected at least one direction.")
 
