@@ -164,31 +164,35 @@ def other_program(place: Place) -> str:
 def raising(place: Place) -> list[str]:
     """One process raises, in a plane, at the end of a step, in a backward pass, in a forward gradient, on a path."""
 
-    def broken(runs: int, reduction: str) -> Callable[[Tensor, Tensor], Tensor]:
-        calls = [0]
+    def broken(at: tuple[int, int], reduction: str) -> tuple[Callable[[Tensor, Tensor], Tensor], Callable[[], None]]:
+        step, runs = [0], [0]
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
-            calls[0] += 1
-            if place.rank == 1 and calls[0] > runs:
+            runs[0] += 1
+            if place.rank == 1 and (step[0], runs[0]) > at:
                 raise KeyError("a broken disk")
             return losses(model, reduction)(x, y)
 
-        return loss
+        def ended() -> None:
+            step[0], runs[0] = step[0] + 1, 0
+
+        return loss, ended
 
     found = []
-    for make, runs, reduction in (
-        (lambda p: optim.FoMoHKD(p, 0.3, 2, process_group=place.group), 0, "mean"),
-        (lambda p: optim.GaussNewtonSearch(p, k=4, process_group=place.group), 1, "mean"),
-        (lambda p: optim.FoMoHBP(p, 0.3, process_group=place.group), 0, "mean"),
-        (lambda p: optim.HorizonAdam(p, process_group=place.group), 0, "none"),
-        (lambda p: optim.HorizonAdam(p, process_group=place.group, every=1), 14, "none"),
+    for make, at, reduction in (  # after which step, and how many runs of the next one
+        (lambda p: optim.FoMoHKD(p, 0.3, 2, process_group=place.group), (0, 0), "mean"),
+        (lambda p: optim.GaussNewtonSearch(p, k=4, process_group=place.group), (0, 1), "mean"),
+        (lambda p: optim.FoMoHBP(p, 0.3, process_group=place.group), (0, 0), "mean"),
+        (lambda p: optim.HorizonAdam(p, process_group=place.group), (0, 0), "none"),
+        (lambda p: optim.HorizonAdam(p, process_group=place.group, every=1), (1, 0), "none"),
     ):
         model = network()
-        opt, loss = make(model.parameters()), broken(runs, reduction)
+        opt, (loss, ended) = make(model.parameters()), broken(at, reduction)
 
-        def steps(opt: Any = opt, loss: Any = loss) -> None:
+        def steps(opt: Any = opt, loss: Any = loss, ended: Any = ended) -> None:
             for _ in range(20):
                 opt.step(loss, *shard(place))
+                ended()
 
         found.append(message(steps))
     return found

@@ -232,7 +232,7 @@ def _table(head: Sequence[str], body: Sequence[Sequence[str]], numbers: Sequence
 def _figure(folder: Path, name: str, caption: str) -> Markup:
     light, dark = (_inline(folder / f"{name}{suffix}") for suffix in (".png", "-dark.png"))
     if not light:
-        return fill("<p class='soft'>(No figure: matplotlib is not installed.) {caption}</p>", caption=caption)
+        return fill("<p class='soft'>(No figure was drawn.) {caption}</p>", caption=caption)
     return fill(
         "<figure><picture><source srcset='{dark}' media='(prefers-color-scheme: dark)'>"
         "<img src='{light}' alt='{name} figure'></picture><figcaption>{caption}</figcaption></figure>",

@@ -265,14 +265,6 @@ def _again(path: Path) -> int:
 def _draw(rows: list[Row], laws: list[dict[str, Any]], out: Path) -> None:
     if not laws:
         return
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        print(
-            "matplotlib is not installed, so there are no figures; expected it beside the study, which names it.",
-            file=sys.stderr,
-        )
-        return
     for path in plots.draw(rows, laws, out):
         print(f"figure: {path}")
 

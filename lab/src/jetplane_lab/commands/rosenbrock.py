@@ -128,11 +128,6 @@ def _draw(out: Path, figures: dict[str, Callable[[bool], Any]]) -> None:
     for name in figures:
         for suffix in plots.SUFFIXES:  # a page must not show the figures of an earlier study
             (out / f"{name}{suffix}").unlink(missing_ok=True)
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        print("matplotlib is not installed, so there are no figures.", file=sys.stderr)
-        return
     bar = _Bar("figures", len(figures))
     for name, draw in figures.items():
         plots.save(draw, out, name)
