@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+_PLAIN = {Tensor, torch.nn.Parameter}  # what is around nothing
 _WRAPPERS = {  # tensors around tensors, which send their operations on to those: by module and name
     "torch.distributed.tensor": "DTensor",
     "torch.distributed._functional_collectives": "AsyncCollectiveTensor",
@@ -74,6 +75,8 @@ def is_wrapper(kind: type) -> bool:
 
 def is_dtensor(tensor: object) -> bool:
     """Whether ``tensor`` is a DTensor. Imports nothing."""
+    if type(tensor) in _PLAIN:
+        return False  # as nearly always
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 

@@ -82,7 +82,8 @@ class JetMode(_torch.DispatchMode):
         if self._stopped and self.is_stopped(tensor):
             return None
         try:
-            return self._records.get(tensor.untyped_storage())
+            # asked of every tensor: the dictionary's own get is one more call of Python
+            return self._records.data.get(weakref.ref(tensor.untyped_storage()))  # type: ignore[attr-defined]
         except NotImplementedError:  # sparse and nested layouts own no single storage
             return None
 

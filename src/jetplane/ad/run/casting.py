@@ -28,20 +28,23 @@ class Casts(NamedTuple):
 
 def casts_around(device: torch.device) -> Casts:
     """How autocast is set now, for this device and for the CPU."""
-    kinds = sorted({device.type, "cpu"})
-    found = tuple((kind, torch.get_autocast_dtype(kind)) for kind in kinds if torch.is_autocast_enabled(kind))
+    kinds = [kind for kind in dict.fromkeys(("cpu", device.type)) if torch.is_autocast_enabled(kind)]
+    found = tuple([(kind, torch.get_autocast_dtype(kind)) for kind in kinds])
     return Casts(found, torch.is_autocast_cache_enabled())
 
 
-@contextlib.contextmanager
-def uncast(around: Casts) -> Iterator[None]:
+def uncast(around: Casts) -> contextlib.AbstractContextManager[None]:
     """Autocast off. What it keeps of casts is forgotten at the end, for the parameters have moved."""
+    return _off(around.dtypes) if around.dtypes else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _off(dtypes: tuple[tuple[str, torch.dtype], ...]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
-        for kind, _ in around.dtypes:
+        for kind, _ in dtypes:
             stack.enter_context(torch.autocast(kind, enabled=False))
         yield
-    if around.dtypes:
-        torch.clear_autocast_cache()
+    torch.clear_autocast_cache()
 
 
 def _cast(
