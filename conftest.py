@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import sys
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from pathlib import PurePosixPath
@@ -47,6 +48,16 @@ def no_mode_left() -> Iterator[None]:
     yield
     assert torch._C._len_torch_dispatch_stack() == 0
     assert torch._C._len_torch_function_stack() == 0
+
+
+@pytest.fixture(autouse=True)
+def no_accelerator_left() -> Iterator[None]:
+    """accelerate keeps the first Accelerator's settings for its whole process."""
+    yield
+    state = sys.modules.get("accelerate.state")
+    if state is not None:
+        state.AcceleratorState._reset_state(reset_partial_state=True)
+        state.GradientState._reset_state()
 
 
 @pytest.fixture
