@@ -41,7 +41,7 @@ INPUTS, OUTPUTS, SIZE, WINDOW, OUT = 20, 50, 12, 5, 8
 LAYOUT = ([1, 1], [0, 0], [1, 1])
 DEVICE = "cuda"
 FEW = 129  # images of the comparison with float64: the last tile is not full
-TOLERANCE = 2e-3  # of the largest entry of a row, for products of 11 bits
+TOLERANCE = 2e-3  # of the largest entry of a row, as TF32 rounds factors to 11 significant bits
 
 # other ways to share out the pairs: both terms of a sum in one pass, which reads less and waits more
 CHAINED = Pattern((SQUARE.phases[0] + SQUARE.phases[1],), SQUARE.sums)
