@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import signal
 import sys
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
@@ -58,6 +59,16 @@ def no_accelerator_left() -> Iterator[None]:
     if state is not None:
         state.AcceleratorState._reset_state(reset_partial_state=True)
         state.GradientState._reset_state()
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """No signal is ignored, as it is where a shell has started the tests in the background, or under nohup."""
+    defaults = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in defaults.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -551,16 +550,6 @@ def test_arithmetic_is_set_for_the_time_of_training_alone() -> None:
     for _ in tiny.trainer(callbacks=[Watch()], tf32=True, epochs=1).epochs():
         assert settings() == before
     assert inside == [(True, True, True)] * 3
-
-
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """No signal is ignored, as it is where a shell has started the tests in the background, or under nohup."""
-    defaults = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
-    before = {number: signal.signal(number, handler) for number, handler in defaults.items()}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 @pytest.mark.usefixtures("interruptible")

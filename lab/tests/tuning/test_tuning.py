@@ -658,6 +658,7 @@ def test_an_interruption_leaves_a_study_that_can_be_resumed(
     assert json.loads((tmp_path / "summary.json").read_text())["states"] == {"cut off": 1, "complete": 2}
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_leaves_a_study_that_can_be_resumed(
     number: signal.Signals,
