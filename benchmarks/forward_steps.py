@@ -7,18 +7,26 @@ compiled step of HorizonAdam, all replayed as CUDA graphs where there is CUDA; t
 its products over those of a forward pass, of the uncompiled step); how far the first compiled steps are from the
 uncompiled ones; and the peak memory of a step above parameters and optimizer state, with that of backprop and of
 backprop with a checkpoint for each block. A model whose packages are missing is skipped with a message.
+
+Compiling takes most of the time, so each model has a process: all compile at once, wait for each other, and then take
+their times one by one, with the device and the host for themselves. ``--in-turn`` does one model after the other.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
+import fcntl
 import gc
 import json
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -163,8 +171,11 @@ def checkpointed(model: nn.Module, kind: str) -> None:
             module.forward = lambda *a, inner=inner, **k: checkpoint(inner, *a, use_reentrant=False, **k)
 
 
-def forward_time(model: nn.Module, x: Tensor, y: Tensor) -> float:
-    """Of a compiled forward pass, on each entry of the batches."""
+Timers = dict[str, Callable[[], float]]  # by what they find, in milliseconds
+
+
+def forward_timer(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], float]:
+    """That of a compiled forward pass, on each entry of the batches."""
     compiled = torch.compile(lambda x, y: losses_of(model)(x, y).mean())
 
     def run(batch: list[Tensor]) -> list[Tensor]:
@@ -178,19 +189,19 @@ def forward_time(model: nn.Module, x: Tensor, y: Tensor) -> float:
         call = lambda: [run([a, b]) for a, b in zip(x, y, strict=True)]  # noqa: E731
     for _ in range(3):
         call()
-    return median_ms(call, len(x))
+    return lambda: median_ms(call, len(x))
 
 
-def backprop_row(row: Row, start: nn.Module, x: Tensor, y: Tensor) -> dict[str, Any]:
+def backprop_row(row: Row, start: nn.Module, x: Tensor, y: Tensor, timers: Timers) -> dict[str, Any]:
     """Time of a compiled step, and peaks of an uncompiled one, plain and with checkpoints."""
     found: dict[str, Any] = {}
     model = copy.deepcopy(start)
     losses = losses_of(model)
     opt = Backprop(torch.optim.Adam(model.parameters(), 1e-4, capturable=x.is_cuda, fused=x.is_cuda), compile=True)
-    mean = lambda x, y: losses(x, y).mean()  # noqa: E731
+    mean = lambda x, y, losses=losses: losses(x, y).mean()  # noqa: E731
     for _ in range(2):
         opt.steps(mean, x, y)
-    found["backprop_ms"] = median_ms(lambda: opt.steps(mean, x, y), len(x))
+    timers["backprop_ms"] = lambda: median_ms(lambda: opt.steps(mean, x, y), len(x))
     for name in ("backprop", "checkpointed"):
         model = copy.deepcopy(start)
         if name == "checkpointed":
@@ -211,7 +222,7 @@ def backprop_row(row: Row, start: nn.Module, x: Tensor, y: Tensor) -> dict[str, 
 
 
 def horizon_row(
-    row: Row, start: nn.Module, x: Tensor, y: Tensor, compile: bool, profile: bool = False
+    row: Row, start: nn.Module, x: Tensor, y: Tensor, timers: Timers, compile: bool, profile: bool = False
 ) -> dict[str, Any]:
     """Time and peak of compiled steps, beside the uncompiled ones."""
     found: dict[str, Any] = {"samples": row.samples}
@@ -226,7 +237,7 @@ def horizon_row(
         forward_equivalents(lambda: one.step(losses_of(eager), x[next(steps) % len(x)], y[0]), eager, x[0])
         for _ in range(one.every)
     )
-    found["eager_ms"] = median_ms(
+    timers["eager_ms"] = lambda: median_ms(
         lambda: [one.step(losses_of(eager), x[0], y[0]) for _ in range(one.every)], one.every, 3
     )
     found["eager_peak"] = peak(lambda: [one.step(losses_of(eager), x[0], y[0]) for _ in range(one.every)])
@@ -243,7 +254,7 @@ def horizon_row(
     found["compiled_peak"] = peak(lambda: opt.steps(losses, x[:1], y[:1]))
     for _ in range(3):
         opt.steps(losses, x, y)
-    found["compiled_ms"] = median_ms(lambda: opt.steps(losses, x, y), len(x))
+    timers["compiled_ms"] = lambda: median_ms(lambda: opt.steps(losses, x, y), len(x))
     if profile:
         show_kernels(lambda: opt.steps(losses, x, y), len(x))
     return found
@@ -260,6 +271,78 @@ def show_kernels(call: Callable[[], object], steps: int) -> None:
         print(f"{one.self_device_time_total / steps:9.1f} us {one.count / steps:7.1f} x  {one.key[:90]}", flush=True)
 
 
+def measure(name: str, options: argparse.Namespace, say: Callable[[str], None]) -> dict[str, Any]:
+    """All numbers of a model; its times once every other process has nothing left to compile."""
+    row, timers = ROWS[name], Timers()
+    torch.manual_seed(0)
+    with all_ready(options.meeting, name, options.patience):
+        try:
+            start = row.make().to(options.device)
+        except ImportError as error:
+            say(f"{name} is skipped: {error}")
+            return {}
+        x, y = (part.to(options.device) for part in row.batch(options.steps))
+        timers["forward_ms"] = forward_timer(start, x, y)
+        found: dict[str, Any] = {}
+        for part in (backprop_row, lambda *a: horizon_row(*a, not options.eager, options.profile)):
+            try:
+                found |= part(row, start, x, y, timers)
+            except Exception as error:  # the other rows are worth having
+                found["failed"] = f"{type(error).__name__}: {error}"[:1000]
+        say(f"{name} has compiled: {json.dumps(found)}")
+    with alone(options.meeting):
+        found |= {key: timer() for key, timer in timers.items()}
+    say(f"{name} {json.dumps(found)}")
+    return found
+
+
+@contextlib.contextmanager
+def all_ready(meeting: Path | None, name: str, patience: float) -> Iterator[None]:
+    """Say that what is inside is done, and wait until all others have said so, so many seconds at most."""
+    until = time.monotonic() + patience
+    try:
+        yield
+    finally:
+        if meeting is not None:
+            (meeting / f"{name}.ready").touch()
+            others = [meeting / f"{path.stem}.ready" for path in meeting.glob("*.begun")]
+            while time.monotonic() < until and not all(path.exists() for path in others):
+                time.sleep(0.1)
+
+
+@contextlib.contextmanager
+def alone(meeting: Path | None) -> Iterator[None]:
+    """One process at a time."""
+    if meeting is None:
+        yield
+        return
+    with open(meeting / "alone", "w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def at_once(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """The numbers of all models, each from a process of its own."""
+    with tempfile.TemporaryDirectory(prefix="forward-steps-") as folder:
+        meeting, running = Path(folder), {}
+        for name in options.models:
+            (meeting / f"{name}.begun").touch()
+        for name in options.models:
+            command = [sys.executable, __file__, "--models", name, "--device", options.device]
+            command += ["--steps", str(options.steps), "--out", str(meeting / f"{name}.json")]
+            command += ["--meeting", folder, "--patience", str(options.patience)]
+            command += ["--eager"] if options.eager else []
+            command += ["--profile"] if options.profile else []
+            running[name] = subprocess.Popen(command)
+        for name, process in running.items():
+            if process.wait():  # it may have ended before it said so
+                (meeting / f"{name}.ready").touch()
+        files = {name: meeting / f"{name}.json" for name in options.models}
+        return {
+            name: json.loads(path.read_text())["rows"].get(name, {}) for name, path in files.items() if path.exists()
+        }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -267,31 +350,26 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20, help="steps to a call; HorizonAdam looks back every four")
     parser.add_argument("--eager", action="store_true", help="without the compiled steps")
     parser.add_argument("--profile", action="store_true", help="print the kernels of compiled steps that took longest")
+    parser.add_argument("--in-turn", action="store_true", help="one model after the other")
+    parser.add_argument("--patience", type=float, default=1800, help="seconds to wait for other models to be compiled")
+    parser.add_argument("--meeting", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if options.device == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     result: dict[str, Any] = {"environment": environment(options.device, torch.get_num_threads()), "rows": {}}
-    for name in options.models:
-        row = ROWS[name]
-        torch.manual_seed(0)
-        try:
-            start = row.make().to(options.device)
-        except ImportError as error:
-            print(f"{name} is skipped: {error}", flush=True)
-            continue
-        x, y = (part.to(options.device) for part in row.batch(options.steps))
-        found: dict[str, Any] = {"forward_ms": forward_time(start, x, y)}
-        for part in (backprop_row, lambda *a: horizon_row(*a, not options.eager, options.profile)):
-            try:
-                found |= part(row, start, x, y)
-            except Exception as error:  # the other rows are worth having
-                found["failed"] = f"{type(error).__name__}: {error}"[:1000]
-        result["rows"][name] = found
-        print(name, json.dumps(found), flush=True)
+
+    def write(rows: dict[str, Any]) -> None:
+        result["rows"] |= rows
         if options.out:
             options.out.parent.mkdir(parents=True, exist_ok=True)
             options.out.write_text(json.dumps(result, indent=1) + "\n")
+
+    if options.meeting is None and not options.in_turn and len(options.models) > 1:
+        write(at_once(options))
+        return
+    for name in options.models:
+        write({name: measure(name, options, lambda line: print(line, flush=True))})
 
 
 if __name__ == "__main__":
