@@ -8,6 +8,7 @@ from .ad.run.directions import Directions
 from .ad.run.perturb import perturb
 from .ad.run.transforms import gradient, hessian, hvp, hyperdual, jet, jvp, laplacian, quadratic
 from .ad.run.verify import Verification, verify
+from .compiler.buckets import Buckets
 from .compiler.compile import compile
 from .errors import (
     BackwardPass,
@@ -32,6 +33,7 @@ __version__ = "0.2.0"
 
 __all__ = [
     "BackwardPass",
+    "Buckets",
     "CoupledSamples",
     "Coverage",
     "Directions",
