@@ -22,8 +22,8 @@ _SETS = 8  # of graphs for one program: of each torch allows as many as its limi
 
 _TOO_MANY = (
     "is compiled for as many kinds of inputs as torch allows, and is run as it is for any other, which is slow: its "
-    "shapes, modes or numbers of Python keep changing. Keep to a few shapes (jetplane.Buckets fills batches up), hand over "
-    "numbers that change as tensors, or raise torch._dynamo.config.recompile_limit before the first step."
+    "shapes, modes or numbers of Python keep changing. Keep to a few shapes (jetplane.Buckets fills batches up), hand "
+    "over numbers that change as tensors, or raise torch._dynamo.config.recompile_limit before the first step."
 )
 
 
