@@ -58,8 +58,9 @@ class guarded:
                 self._entered.append(context)
             mode.above = _torch.AboveAutograd()  # as late as this: other modes may have been entered since
             mode.switches.begin()
-            mode.__enter__()
-            self._entered.append(mode)
+            for one in (mode,) if mode.before is None else (mode, mode.before):
+                one.__enter__()
+                self._entered.append(one)
         except BaseException:
             self.__exit__(*sys.exc_info())
             raise

@@ -46,6 +46,7 @@ class JetMode(_torch.DispatchMode):
         self.boundary = boundary or AtOnce(pairs)  # where second order begins
         self.above: _torch.AboveAutograd  # as it is when the pass begins: see :mod:`.guards`
         self.stops = StopMode(self)
+        self.before: contextlib.AbstractContextManager[Any] | None = None  # a mode that sees the program's operations first
         self.switches = GradSwitches(no_grad)
         self.halted = False  # whether a tangent has stopped where the program switched autograd off
         self.detached = False  # whether the program has detached what varies
@@ -177,7 +178,7 @@ class JetMode(_torch.DispatchMode):
         rule = lookup(func)
         if rule is None:
             raise self._explain(func, MissingRule(f"{func} has no rule", str(func)))
-        with self.above(), every_stop(), self:
+        with self.above(), every_stop(), self, self.before or contextlib.nullcontext():
             return rule.apply(*args, **kwargs)
 
     def _constant(self, func: Any, args: Any, kwargs: Any) -> Any:

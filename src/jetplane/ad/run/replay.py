@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from .. import _torch, _torch_distributed
+from ..engine.interpreter import JetMode
 from ..storage_geometry import written
 from .rebound import Rebound
 
@@ -55,13 +56,20 @@ class Replay:
         self._writes, self._rebound = _Writes(), Rebound()
         self._kept: _Kept | None = None
 
-    def run(self, program: Callable[[], Any]) -> Any:
-        """The program's result, as on the first run."""
+    def run(self, program: Callable[[], Any], mode: JetMode | None = None) -> Any:
+        """The program's result, as on the first run.
+
+        With the ``mode`` that it runs under, what is done there for the program is not looked at: tangents, noise.
+        """
         if self._random is None:
             self._random = self._random_state()
         else:
             self.rewind()
-        with self._writes, self._rebound.watched():
+        if mode is None:
+            with self._writes, self._rebound.watched():
+                return program()
+        mode.before = self._writes
+        with self._rebound.watched():
             return program()
 
     def rewind(self) -> None:
@@ -163,7 +171,7 @@ class _Writes(_torch.DispatchMode):
         kwargs = kwargs or {}
         if types and any(map(_torch_distributed.is_wrapper, types)):
             return NotImplemented  # what is done to the tensors inside is seen
-        if self.paused:
+        if self.paused or type(func) is not _torch.OpOverload:  # of higher order: its bodies are seen where they run
             return func(*args, **kwargs)
         generator = kwargs.get("generator")
         if generator is not None and generator not in self._drawn:

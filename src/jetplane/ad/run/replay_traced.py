@@ -16,6 +16,7 @@ from torch import Tensor
 from ...errors import CaptureFailed
 from .. import _torch
 from ..draws import draws
+from ..engine.interpreter import JetMode
 
 __all__ = ["ReplayTraced"]
 
@@ -38,8 +39,8 @@ class ReplayTraced:
         self.in_turn = False  # whether a compiler is to keep the order that things are done in
         self.after: Tensor | None = None  # (): what comes next is done once it is there
 
-    def run(self, program: Callable[[], Any]) -> Any:
-        """The program's result, as on the first run."""
+    def run(self, program: Callable[[], Any], mode: JetMode | None = None) -> Any:
+        """The program's result, as on the first run. Also the parts that the ``mode`` runs operations as may draw."""
         if self._before is None:
             self._before = [tensor.clone() for tensor in self._written]
         else:

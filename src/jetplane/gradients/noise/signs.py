@@ -6,6 +6,7 @@ Signs and not Gaussian numbers: both have zero mean and unit covariance, but the
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Protocol
@@ -19,7 +20,7 @@ from ...directions.traced import fast
 __all__ = ["Noise", "Signs"]
 
 _MASK = 0xFFFFFFFF
-_SMALL = 1 << 15  # bytes that are kept from one pass to the other, where drawing is most of the work
+_SMALL = 1 << 18  # bytes that are drawn at once and kept for both passes: beyond, the numbers are most of the work
 _OWN = 1 << 31  # tells these numbers from the directions of an optimizer with the same seed and step
 
 
@@ -65,15 +66,30 @@ class Signs:
         octets = self._octets(site | _OWN, start, stop, block, end, like.device)
         return _of_octets(octets, count, end - 128 * block, like.dtype)[:, rest:].reshape(count, *like.shape)
 
+    def ahead(self, sizes: Mapping[int, int], start: int, stop: int, device: torch.device) -> None:
+        """Draw rows start to stop - 1 of several sites, of so many elements, at once: by site they are the same.
+
+        A site's numbers are few beside the calls that it takes to draw them. Those of large ones wait for their use.
+        """
+        if isinstance(self.seed, Tensor) or fast(device):
+            return
+        wanted, left = [], _SMALL - sum(drawn.nbytes for drawn in self._drawn.values())
+        for site, size in sorted(sizes.items(), key=lambda one: one[1]):
+            left -= 16 * (stop - start) * -(-size // 128)
+            if left < 0:
+                break
+            wanted.append((site | _OWN, size))
+        if len(wanted) > 1:
+            found = _drawn_together(self.seed, self.step, wanted, start, stop, device)
+            for (place, size), octets in zip(wanted, found, strict=True):
+                self._drawn[place, start, stop, 0, size, device] = octets
+
     def _octets(self, place: int, start: int, stop: int, block: int, size: int, device: torch.device) -> Tensor:
-        """The second pass finds those of small layers where the first has left them."""
-        key = place, start, stop, block, size, device
-        octets = self._drawn.pop(key, None)
+        """Those that were drawn ahead, or are drawn now."""
+        octets = self._drawn.get((place, start, stop, block, size, device))
         if octets is None:
             assert not isinstance(self.seed, Tensor)
             octets = _drawn(self.seed, self.step, place, start, stop, size, device, block)
-            if octets.nbytes + sum(drawn.nbytes for drawn in self._drawn.values()) <= _SMALL:
-                self._drawn[key] = octets
         return octets
 
 
@@ -95,6 +111,22 @@ def _drawn(
     """The four bytes of each word, from a block of 128 signs on."""
     words = torch.stack(_words(seed, step, place, start, stop, block, -(-size // 128), device), -1)
     return words.to(torch.int32).view(torch.uint8).flatten()
+
+
+def _drawn_together(
+    seed: int, step: int | Tensor, places: Sequence[tuple[int, int]], start: int, stop: int, device: torch.device
+) -> list[Tensor]:
+    """The same of several places and their sizes, from the first block on."""
+    rows = torch.arange(start, stop, dtype=torch.int64, device=device)
+    blocks = [-(-size // 128) for _, size in places]
+    counts = torch.tensor(blocks, device=device)
+    marks = torch.tensor([place for place, _ in places], device=device)
+    widest = torch.arange(max(blocks), device=device)
+    columns = torch.cat([widest[:count] for count in blocks]).expand(len(rows), -1)
+    now = step.reshape(1, 1) if isinstance(step, Tensor) else torch.full((1, 1), step, device=device)
+    counter = [columns, rows.unsqueeze(1), marks.repeat_interleave(counts).unsqueeze(0), now]
+    words = torch.stack(philox(counter, (seed & _MASK, seed >> 32 & _MASK)), -1)
+    return [part.flatten() for part in words.to(torch.int32).view(torch.uint8).split(blocks, 1)]
 
 
 def _words(

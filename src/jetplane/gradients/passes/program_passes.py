@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,7 +24,7 @@ from ..plan.record import Recorder
 from ..program.loss_program import LossProgram
 from ..program.parameters import Gradients, Parameters
 from ..program.watch import Phase, WatchMode
-from .phases import Collector, Injector, Rows
+from .phases import Collector, Injector, Quiet, Rows
 
 __all__ = ["Passes", "capturing"]
 
@@ -76,7 +77,7 @@ class Passes:
         if statistics is None and plan.norms:
             statistics = Statistics(plan)
         given = readout, prediction, statistics, shapes, self.replay
-        injector = Injector(plan, rows, self.replay.unwatched, masked, *given)
+        injector = Injector(plan, rows, self._quiet, masked, *given)
         losses, mode, _ = self._run(injector, k, watched=plan.writes or not capturing())
         self._check(plan, mode, losses)
         with torch.no_grad():
@@ -96,7 +97,7 @@ class Passes:
         """The tangents of the loss's input by sample and token (K, B, T, V), everywhere behind the sites."""
         readout = Readout(replace(plan, tokens=tokens))
         statistics = Statistics(plan) if plan.norms else None
-        injector = Injector(plan, rows, self.replay.unwatched, False, readout, statistics=statistics)
+        injector = Injector(plan, rows, self._quiet, False, readout, statistics=statistics)
         losses, mode, _ = self._run(injector, k, probing=True)
         self._check(plan, mode, losses)
         with torch.no_grad():
@@ -129,6 +130,11 @@ class Passes:
             collector.finish(losses)
         return losses, aux
 
+    @property
+    def _quiet(self) -> Quiet:
+        """Around what is no part of the program, where every run is told of all that is done."""
+        return self.replay.unwatched if self.replay.watches else contextlib.nullcontext
+
     def _check(self, plan: NoisePlan, mode: WatchMode, losses: Tensor) -> None:
         """Raise where a run did not do what was planned, or not with the numbers of the run that was recorded."""
         if (mode.nodes, losses.shape[0], mode.origin(losses)) != (len(plan.keys), plan.samples, plan.result):
@@ -144,7 +150,7 @@ class Passes:
     def _run(self, phase: Phase, k: int, watched: bool = True, probing: bool = False) -> tuple[Tensor, WatchMode, Any]:
         mode = WatchMode(PairSet.none(k), self.parameters, phase, probing)
         if watched or self.replay.watches:
-            losses, aux = self.replay.run(partial(self.program.under, mode))
+            losses, aux = self.replay.run(partial(self.program.under, mode), mode)
         else:  # faster: every operation would be looked at
             self.replay.rewind()
             losses, aux = self.program.under(mode)

@@ -14,7 +14,7 @@ from ...parallel.tangents import Tangents
 from ..noise.learned import Learned
 from ..noise.prediction import NOTHING, NoPrediction, Prediction
 from ..noise.readout import Readout
-from ..noise.signs import Noise
+from ..noise.signs import Noise, Signs
 from ..noise.statistics import Statistics
 from ..plan.noise_plan import NoisePlan, Site
 from .program_passes import Passes
@@ -37,6 +37,16 @@ class Estimate:
     exact_norms: bool = False  # whether nothing that batch norms add is left out
     sharing: Tangents | None = None  # the processes that carry other tangents of the same samples
     shapes: dict[int, Tensor] = field(default_factory=dict)  # by site, of noise in samples' own weights: found once
+
+    def draw_ahead(self, start: int, stop: int) -> None:
+        """The noise of tangents start to stop - 1, at once for all sites of a device, where it can be."""
+        if not isinstance(self.noise, Signs):
+            return
+        sizes: dict[torch.device, dict[int, int]] = {}
+        for site in self.plan.sites:
+            sizes.setdefault(site.device, {})[site.number] = site.shape.numel()
+        for device, some in sizes.items():
+            self.noise.ahead(some, start, stop, device)
 
     def statistics(self) -> Statistics | None:
         """What the passes will see of batch norms; None where there are none."""
@@ -72,6 +82,7 @@ def two_passes(
     mine = range(one.count) if one.sharing is None else one.sharing.mine(one.count)
     for start in range(mine.start, mine.stop, one.chunk):
         stop = min(start + one.chunk, mine.stop)
+        one.draw_ahead(start, stop)
         rows = partial(_drawn, one.noise, start, stop)
         given = one.readout, one.prediction, statistics, one.shapes
         parts.append(passes.carry(plan, rows, stop - start, True, *given))

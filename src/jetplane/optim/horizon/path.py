@@ -128,7 +128,7 @@ class Path:
             with torch.no_grad(), one.running():
                 return losses()
 
-        jet = one.jet(replay.run(run))
+        jet = one.jet(replay.run(run, one.mode))
         model = self._curvature.model(jet, pairs)
         numbers = model.loss, model.slope[0], model.curvature[0, 0]
         self._count = jet.primal.numel()
