@@ -44,9 +44,7 @@ class Softmaxes(TorchDispatchMode):
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("shared", [1, 2, 6])
 @pytest.mark.parametrize("at_once", [1, 4, 6])
-def test_heads_are_taken_some_at_a_time(
-    at_once: int, shared: int, mask: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_heads_are_taken_some_at_a_time(at_once: int, shared: int, mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = torch.Generator().manual_seed(0)
 
     def normal(*shape: int) -> Tensor:

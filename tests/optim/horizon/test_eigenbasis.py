@@ -28,7 +28,7 @@ def seen(*shape: int, times: int = 3, turns: int = 1) -> tuple[dict[str, Tensor]
     state = fresh(torch.zeros(shape, dtype=F64))
     grads = [torch.randn(shape, dtype=F64) for _ in range(times)]
     for count, grad in enumerate(grads, 1):
-        eigenbasis.see(state, grad, ONE / count, YES)
+        eigenbasis.see([state], [grad], ONE / count, YES)
     for _ in range(turns):
         eigenbasis.refresh(state)
     return state, grads
@@ -48,7 +48,7 @@ def test_the_mean_is_turned_to_new_axes() -> None:
     state, grads = seen(6, 4)
     state["exp_avg"].copy_(eigenbasis.away(state, grads[0]))
     before = state["basis"].clone()
-    eigenbasis.see(state, torch.randn(6, 4, dtype=F64), ONE / 2, YES)
+    eigenbasis.see([state], [torch.randn(6, 4, dtype=F64)], ONE / 2, YES)
     eigenbasis.refresh(state)
     assert float((state["basis"] - before).abs().max()) > 0.1
     torch.testing.assert_close(eigenbasis.back(state, state["exp_avg"]), grads[0])
@@ -61,7 +61,7 @@ def test_the_mean_is_turned_to_new_axes() -> None:
 )
 def test_other_parameters_keep_their_own_axes(leaf: Tensor) -> None:
     state = eigenbasis.fresh(leaf)
-    eigenbasis.see(state, leaf, ONE, YES)
+    eigenbasis.see([state], [leaf], ONE, YES)
     eigenbasis.refresh(state)
     assert state == {} and eigenbasis.away(state, leaf) is leaf and eigenbasis.back(state, leaf) is leaf
 
@@ -69,9 +69,9 @@ def test_other_parameters_keep_their_own_axes(leaf: Tensor) -> None:
 @pytest.mark.parametrize("grad, taken", [(torch.ones(4, 3), False), (torch.full((4, 3), 1e30), True)])
 def test_what_is_not_taken_or_too_large_to_square_is_not_seen(grad: Tensor, taken: bool) -> None:
     state = eigenbasis.fresh(torch.zeros(4, 3))
-    eigenbasis.see(state, torch.randn(4, 3), ONE, YES)
+    eigenbasis.see([state], [torch.randn(4, 3)], ONE, YES)
     before = state["moment"].clone()
-    eigenbasis.see(state, grad, ONE, torch.tensor(taken))
+    eigenbasis.see([state], [grad], ONE, torch.tensor(taken))
     assert torch.equal(state["moment"], before)
 
 
@@ -190,7 +190,7 @@ def test_the_axes_are_found_at_the_first_step_and_when_they_are_due(monkeypatch:
 @pytest.mark.parametrize("sizes", [(0.0, 0.0, 0.0, 0.0), (1e-6, 1.0, 1e6, 1.0), (1e-20, 1e-20, 1e18, 0.0)])
 def test_moments_of_any_size_leave_good_axes(sizes: tuple[float, ...]) -> None:
     state = fresh(torch.randn(6, 4))
-    eigenbasis.see(state, torch.randn(6, 4) * torch.tensor(sizes), ONE, YES)
+    eigenbasis.see([state], [torch.randn(6, 4) * torch.tensor(sizes)], ONE, YES)
     mean = state["exp_avg"].clone()
     eigenbasis.refresh(state)
     torch.testing.assert_close(state["basis"].T @ state["basis"], torch.eye(4))

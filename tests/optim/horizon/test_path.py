@@ -63,6 +63,7 @@ def test_what_is_forgotten_is_no_part_of_the_path(monkeypatch: pytest.MonkeyPatc
     before = leaf.detach().clone()
     for _ in range(3):
         with torch.no_grad():
-            adam_step._move(opt._rules, opt._held(), [torch.zeros_like(leaf)], torch.tensor(1.0), torch.tensor(True))
+            some = [([0], [torch.zeros_like(leaf)])]
+            adam_step._move(opt._rules, opt._held(), some, torch.tensor(1.0), torch.tensor(True))
     torch.testing.assert_close(leaf.detach(), before * 0.75**3)
     torch.testing.assert_close(opt.state[leaf]["trail"], leaf.detach())

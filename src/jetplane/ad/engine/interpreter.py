@@ -46,7 +46,9 @@ class JetMode(_torch.DispatchMode):
         self.boundary = boundary or AtOnce(pairs)  # where second order begins
         self.above: _torch.AboveAutograd  # as it is when the pass begins: see :mod:`.guards`
         self.stops = StopMode(self)
-        self.before: contextlib.AbstractContextManager[Any] | None = None  # a mode that sees the program's operations first
+        self.before: contextlib.AbstractContextManager[Any] | None = (
+            None  # a mode that sees the program's operations first
+        )
         self.switches = GradSwitches(no_grad)
         self.halted = False  # whether a tangent has stopped where the program switched autograd off
         self.detached = False  # whether the program has detached what varies

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from ...ad.run.replay import Replay
 from ...ad.run.replay_traced import ReplayTraced
-from . import eigenbasis
+from . import bunches, eigenbasis
+from .bunches import all_finite
 from .forgetting import Forgetting
 from .path import Along, Path
 
@@ -31,6 +32,7 @@ _COUNT, _RATE, _LEAD, _FIRST, _TREND = range(5)
 PATH = ("count", "rate", "lead", "first", "trend")  # what the numbers of the path are called
 
 AnyReplay = Replay | ReplayTraced
+Directed = tuple[list[int], list[Tensor]]  # a bunch of parameters by their places, and a direction for each
 
 
 class Rules(NamedTuple):
@@ -130,14 +132,14 @@ def take(
     first: Callable[[Sequence[Tensor]], Along] | None = None,
 ) -> StepTaken:
     """Move by an estimate of the gradient, after what was ``seen`` of the path; ``first`` measures the first step."""
-    taken = torch.isfinite(loss) & torch.stack([torch.isfinite(grad).all() for grad in grads]).all()
+    taken = torch.isfinite(loss) & all_finite(list(grads))
     held.numbers[_COUNT] += taken
     if rules.forget:
         held.forgetting.see(held.tensors, grads, _horizon(held), taken)
-    directions: Iterable[Tensor] = _directions(rules, held, grads, taken, first is not None)
+    directions: Iterable[Directed] = _directions(rules, held, grads, taken, first is not None)
     if first is not None:
-        directions = list(directions)  # else they are made one by one, as the parameters move
-        held.numbers[_RATE] = held.leaves[0].rate if rules.fixed else _first_rate(held, first(directions))
+        directions = list(directions)  # else they are made bunch by bunch, as the parameters move
+        held.numbers[_RATE] = held.leaves[0].rate if rules.fixed else _first_rate(held, first(_in_order(directions)))
         held.numbers[_FIRST] = loss
     elif seen is not None:
         _follow(rules, held, seen)
@@ -146,32 +148,53 @@ def take(
     return StepTaken(rate.clone(), lead.clone(), taken)
 
 
-def _directions(rules: Rules, held: Course, grads: Sequence[Tensor], taken: Tensor, is_first: bool) -> Iterator[Tensor]:
-    """Adam's directions, downhill."""
+def _directions(
+    rules: Rules, held: Course, grads: Sequence[Tensor], taken: Tensor, is_first: bool
+) -> Iterator[Directed]:
+    """Adam's directions, downhill, by bunch: the places of its parameters, and theirs."""
     share, corrections = 1 / _horizon(held), dict[Any, tuple[Tensor, Tensor]]()
-    for leaf, grad in zip(held.leaves, grads, strict=True):
-        first, second = leaf.betas
-        alike = leaf.begun, first, second
+    kinds = (_kind(held, place) for place in range(len(held.leaves)))
+    sizes = (leaf.tensor.nbytes + eigenbasis.held(leaf.state) for leaf in held.leaves)
+    for places in bunches.bunches(held.tensors, kinds, sizes):
+        some, found = [held.leaves[place] for place in places], [grads[place] for place in places]
+        first, second = some[0].betas
+        alike = some[0].begun, first, second
         if alike not in corrections:
-            count = held.numbers[_COUNT] - leaf.begun
+            count = held.numbers[_COUNT] - some[0].begun
             corrections[alike] = 1 - first**count, (1 - second**count).sqrt()
-        eigenbasis.see(leaf.state, grad, share, taken)
-        if is_first or leaf.new:
-            eigenbasis.refresh(leaf.state)
-        yield _direction(rules, leaf, grad, taken, corrections[alike])
+        eigenbasis.see([leaf.state for leaf in some], found, share, taken)
+        for leaf in some:
+            if is_first or leaf.new:
+                eigenbasis.refresh(leaf.state)
+        yield places, _direction(rules, some, found, taken, corrections[alike])
+
+
+def _kind(held: Course, place: int) -> Any:
+    """What the numbers of a parameter's step are told by: the same for all of a bunch."""
+    leaf = held.leaves[place]
+    numbers = leaf.lr, leaf.decay, leaf.rate, *leaf.betas, leaf.begun
+    return held.forgetting.pulls(place), *(id(one) if isinstance(one, Tensor) else one for one in numbers)
+
+
+def _in_order(directions: Iterable[Directed]) -> list[Tensor]:
+    """By parameter."""
+    found = {place: one for places, some in directions for place, one in zip(places, some, strict=True)}
+    return [found[place] for place in sorted(found)]
 
 
 def _direction(
-    rules: Rules, leaf: MovingLeaf, grad: Tensor, taken: Tensor, corrections: tuple[Tensor, Tensor]
-) -> Tensor:
-    """That of one parameter. In place where it can be: parameters may be as large as all else."""
-    state, (first, second) = leaf.state, leaf.betas
-    mean, square, turned = state["exp_avg"], state["exp_avg_sq"], eigenbasis.away(state, grad)
-    mean.copy_(torch.where(taken, _lerp(mean, turned, 1 - first), mean))
-    square.copy_(torch.where(taken, _lerp(square, turned * turned, 1 - second), square))
+    rules: Rules, some: Sequence[MovingLeaf], grads: Sequence[Tensor], taken: Tensor, corrections: tuple[Tensor, Tensor]
+) -> list[Tensor]:
+    """Those of a bunch."""
+    (first, second), states = some[0].betas, [leaf.state for leaf in some]
+    means, squares = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq"))
+    turned = [eigenbasis.away(state, grad) for state, grad in zip(states, grads, strict=True)]
+    bunches.keep(taken, _lerped(means, turned, 1 - first), means)
+    bunches.keep(taken, _lerped(squares, bunches.times(turned, turned), 1 - second), squares)
     del turned
-    size = square.sqrt().div_(corrections[1].to(square)).add_(max(rules.eps, _least(square.dtype)))
-    return eigenbasis.back(state, (mean / corrections[0].to(mean)).neg_().div_(size))
+    sizes = bunches.sizes(squares, corrections[1].to(squares[0]), max(rules.eps, _least(squares[0].dtype)))
+    found = bunches.against(bunches.divided(means, corrections[0].to(means[0])), sizes)
+    return [eigenbasis.back(state, one) for state, one in zip(states, found, strict=True)]
 
 
 def _least(dtype: torch.dtype) -> float:
@@ -180,8 +203,8 @@ def _least(dtype: torch.dtype) -> float:
     return (numbers.smallest_normal * numbers.eps) ** 0.5
 
 
-def _lerp(mean: Tensor, new: Tensor, share: Any) -> Tensor:
-    return torch.lerp(mean, new, share.to(mean) if isinstance(share, Tensor) else share)
+def _lerped(means: list[Tensor], new: list[Tensor], share: Any) -> list[Tensor]:
+    return bunches.lerped(means, new, share.to(means[0]) if isinstance(share, Tensor) else share)
 
 
 def _thrown(held: Course, seen: Along) -> Tensor:
@@ -229,25 +252,34 @@ def _shares(rules: Rules, held: Course, loss: Tensor) -> dict[int, Tensor]:
     return {position: rules.forget * share for position, share in shares.items()}
 
 
-def _move(rules: Rules, held: Course, directions: Iterable[Tensor], loss: Tensor, taken: Tensor) -> None:
+def _move(rules: Rules, held: Course, directions: Iterable[Directed], loss: Tensor, taken: Tensor) -> None:
     count, rate, *_ = held.numbers
     horizon, shares, weights = _horizon(held), _shares(rules, held, loss), dict[Any, Tensor]()
-    for position, (leaf, direction) in enumerate(zip(held.leaves, directions, strict=True)):
-        length = leaf.lr * (rate if leaf.rate is None else torch.ones_like(rate) * leaf.rate)
-        kept = 1 - length * leaf.decay
-        if position in shares:
-            kept = kept * (1 - leaf.lr * shares[position]).clamp_min(0)
-        if leaf.begun not in weights:
-            weights[leaf.begun] = _weight(rules, count - leaf.begun)
-        moved = (leaf.tensor * kept.to(leaf.tensor)).add_(direction.mul_(length.to(leaf.tensor)))
-        leaf.tensor.copy_(torch.where(taken, moved, leaf.tensor))
-        del moved, direction
+    for places, some in directions:
+        leaves = [held.leaves[place] for place in places]
+        one, tensors = leaves[0], [leaf.tensor for leaf in leaves]
+        length = one.lr * (rate if one.rate is None else torch.ones_like(rate) * one.rate)
+        kept = _kept(one, length, [shares[place] for place in places if place in shares])
+        if one.begun not in weights:
+            weights[one.begun] = _weight(rules, count - one.begun)
+        moved = bunches.plus(bunches.times(tensors, kept), bunches.scaled(some, length.to(tensors[0])))
+        bunches.keep(taken, moved, tensors)
+        del moved, some
         # what is pulled to zero is no part of the path: its lead would be that of the pull
-        trail = leaf.state["trail"]
-        trail.copy_(torch.where(taken, trail * kept.to(trail), trail))
-        for name, share in (("trail", 1 / horizon), ("average", weights[leaf.begun])):
-            mean = leaf.state[name]
-            mean.copy_(torch.where(taken, (leaf.tensor - mean).mul_(share.to(mean)).add_(mean), mean))
+        trails, averages = ([leaf.state[name] for leaf in leaves] for name in ("trail", "average"))
+        for means, shrunk, share in (
+            (trails, bunches.times(trails, kept), 1 / horizon),
+            (averages, averages, weights[one.begun]),
+        ):
+            bunches.keep(taken, bunches.followed(shrunk, tensors, share.to(tensors[0])), means)
+
+
+def _kept(one: MovingLeaf, length: Tensor, shares: list[Tensor]) -> Tensor | tuple[Tensor, ...]:
+    """What a bunch like ``one`` is multiplied by: a number (), or, where shares of it are forgotten, one for each."""
+    kept = 1 - length * one.decay
+    if not shares:
+        return kept.to(one.tensor)
+    return (kept * (1 - one.lr * torch.stack(shares)).clamp_min(0)).to(one.tensor).unbind()
 
 
 def _weight(rules: Rules, count: Tensor) -> Tensor:

@@ -23,7 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["affordable", "away", "back", "fresh", "is_due", "refresh", "see"]
+from .bunches import finite
+
+__all__ = ["affordable", "away", "back", "fresh", "held", "is_due", "refresh", "see"]
 
 log = logging.getLogger("jetplane")
 
@@ -78,13 +80,21 @@ def affordable(leaves: Sequence[Tensor]) -> set[int]:
     return found
 
 
-def see(state: State, grad: Tensor, share: Tensor, taken: Tensor) -> None:
-    """Take a gradient into the mean, with a weight of ``share``, if the step is ``taken``."""
-    if "moment" in state:
-        rows, moment = grad.flatten(1), state["moment"]
-        found = rows.T @ rows
-        taken = taken & torch.isfinite(found).all()  # a finite gradient may have a square that is not
-        moment.lerp_(torch.where(taken, found, moment), share.to(moment))
+def see(states: Sequence[State], grads: Sequence[Tensor], share: Tensor, taken: Tensor) -> None:
+    """Take gradients of a bunch into the means, with a weight of ``share``, if the step is ``taken``."""
+    seen = [(state["moment"], grad.flatten(1)) for state, grad in zip(states, grads, strict=True) if "moment" in state]
+    if not seen:
+        return
+    found = [rows.T @ rows for _, rows in seen]
+    known = (taken & finite(found)).unbind()  # a finite gradient may have a square that is not
+    share = share.to(found[0])
+    for (moment, _), one, at_hand in zip(seen, found, known, strict=True):
+        moment.lerp_(torch.where(at_hand, one, moment), share)
+
+
+def held(state: State) -> int:
+    """Bytes of what a gradient adds to the mean."""
+    return int(state["moment"].nbytes) if "moment" in state else 0
 
 
 def is_due(measured: int) -> bool:

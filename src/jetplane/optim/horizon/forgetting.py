@@ -29,8 +29,13 @@ class Forgetting:
 
     def __init__(self, leaves: Sequence[Tensor]) -> None:
         self._pulled = [position for position, leaf in enumerate(leaves) if leaf.ndim > 1]
+        self._among = frozenset(self._pulled)
         device = leaves[0].device if leaves else torch.device("cpu")
         self.slopes = torch.zeros(2, len(self._pulled), dtype=torch.float64, device=device)  # mean, and mean square
+
+    def pulls(self, position: int) -> bool:
+        """Whether the weight there is pulled at all."""
+        return position in self._among
 
     def take_over(self, other: Forgetting, before: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
         """Go on with what ``other`` has seen of the leaves that were there ``before``, and are among these."""
