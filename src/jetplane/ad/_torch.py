@@ -56,6 +56,7 @@ __all__ = [
     "quiet_vmap_fallback",
     "set_engine",
     "uncompiled",
+    "undispatched",
     "unfused_script",
     "unwrap_functorch",
     "without_fused_libraries",
@@ -208,6 +209,11 @@ def is_fake(kind: type) -> bool:
     """Whether tensors of this class are torch's stand-ins without values, of which a tracer makes programs."""
     fake = sys.modules.get("torch._subclasses.fake_tensor")
     return fake is not None and issubclass(kind, fake.FakeTensor)
+
+
+def undispatched() -> Any:
+    """A context in which no TorchDispatchMode sees the operations."""
+    return torch._C._DisableTorchDispatch()
 
 
 def no_function_modes() -> Any:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from jetplane.ad.run.replay import Replay
+from jetplane.ad.algebra.jet import PairSet
+from jetplane.ad.run.directions import Given, Leaf
+from jetplane.ad.run.passes import Pass
+from jetplane.ad.run.replay import Replay, _Writes
 
 
 def test_each_run_sees_the_random_numbers_and_the_memory_of_the_first() -> None:
@@ -83,3 +88,45 @@ def test_memory_of_the_program_itself_is_not_saved() -> None:
     assert not replay.wrote
     replay.run(lambda: outside[1:].add_(1))  # a view of it, too
     assert replay.wrote
+
+
+def test_under_a_mode_the_program_is_watched_and_what_the_mode_does_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer, weight, replay = torch.zeros(3), torch.ones(3, requires_grad=True), Replay()
+    one = Pass.of(PairSet.of("all", 2), False)
+    one.perturb(Leaf(weight, 0, Given([torch.ones(2, 3)]), (0, 1)), "weight")
+    operations: list[Any] = []
+    looked = _Writes.__torch_dispatch__
+
+    def look(self: _Writes, func: Any, *rest: Any) -> Any:
+        operations.append(func)
+        return looked(self, func, *rest)
+
+    monkeypatch.setattr(_Writes, "__torch_dispatch__", look)
+
+    def program() -> Tensor:
+        with torch.no_grad(), one.running():
+            buffer.add_(1)
+            return (weight.exp() * buffer).sum()
+
+    assert torch.equal(replay.run(program, one.mode), replay.run(program, one.mode))
+    aten = torch.ops.aten
+    assert operations == 2 * [aten.add_.Tensor, aten.exp.default, aten.mul.Tensor, aten.sum.default]
+    replay.rewind()
+    assert replay.wrote_to(buffer) and not buffer.any()
+
+
+def test_what_the_functions_of_an_operator_of_higher_order_write_is_seen() -> None:
+    buffer, weight, replay = torch.zeros(3), torch.ones(3, requires_grad=True), Replay()
+    one = Pass.of(PairSet.of("all", 1), False)
+    one.perturb(Leaf(weight, 0, Given([torch.ones(1, 3)]), (0,)), "weight")
+
+    def counting(x: Tensor) -> Tensor:
+        buffer.add_(1)
+        return 2 * x
+
+    def program() -> Tensor:
+        with torch.no_grad(), one.running():
+            return torch.cond(torch.tensor(True), counting, counting, (weight,))
+
+    replay.run(program, one.mode)
+    assert replay.wrote_to(buffer) and buffer.tolist() == [1, 1, 1]

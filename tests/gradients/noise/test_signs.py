@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 import jetplane as jp
 from classifiers import X
 from jetplane.directions.counter import Stream, rademacher
+from jetplane.gradients.noise import signs
 from jetplane.gradients.noise.signs import Signs
 
 
@@ -60,3 +62,29 @@ def test_noise_is_keyed_by_call_and_not_by_parameter() -> None:
 
     jp.ForwardGradient(layer.parameters(), noise=Watched)(twice, X)
     assert seen == [0, 1, 0, 1]  # two of the three calls, in two passes; behind the third is the loss
+
+
+@pytest.mark.parametrize("seed, step", [(3, 5), ((1 << 63) + 11, torch.tensor(9))])
+def test_what_is_drawn_at_once_is_what_each_site_draws(
+    seed: int, step: int | Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead, alone = Signs(seed, step), Signs(seed, step)
+    sizes = {0: 1000, 3: 7, 5: 300, 6: 1 << 18, 7: 40_000, 8: 50_000, 9: 60_000}
+    ahead.ahead(sizes, 2, 6, torch.device("cpu"))
+    calls: list[int] = []
+    drawn = signs._drawn
+    monkeypatch.setattr(signs, "_drawn", lambda *args: (calls.append(len(args[2])), drawn(*args))[1])
+
+    def same(site: int, start: int, stop: int, size: int) -> None:
+        like = torch.zeros(size)
+        found, before = ahead.rows(site, start, stop, like), len(calls)
+        assert torch.equal(found, alone.rows(site, start, stop, like))
+        del calls[before:]
+
+    for _ in range(2):
+        for site, size in sizes.items():
+            same(site, 2, 6, size)
+    assert calls == 2 * [3, 1, 1, 1, 1]
+    same(9, 0, 2, 40)
+    same(3, 1, 4, 7)
+    same(3, 2, 6, 8)

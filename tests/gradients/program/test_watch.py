@@ -7,9 +7,11 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._higher_order_ops.map import map as map_of_rows
 
 import jetplane as jp
 from classifiers import X
+from exactness import check_exact
 
 PARAMETER = nn.Parameter(torch.ones(4, 3))
 OTHER = nn.Parameter(torch.ones(3))
@@ -73,3 +75,19 @@ def test_complex_numbers_of_parameters_alone_are_differentiated() -> None:
     jp.forward_gradient(losses, [WIDE], X)
     torch.testing.assert_close(WIDE.grad, wanted)
     WIDE.grad = None
+
+
+def branching(model: nn.Module, x: Tensor) -> Tensor:
+    h = torch.cond(x.sum() > -1e9, lambda x: model[0](x), lambda x: -model[0](x), (x,))
+    return model[2](h.tanh()).square().sum(1)
+
+
+def mapping(model: nn.Module, x: Tensor) -> Tensor:
+    return model[2](map_of_rows(lambda row: model[0](row).tanh(), x)).square().sum(1)
+
+
+@pytest.mark.parametrize("program", [branching, mapping])
+def test_operators_of_higher_order_are_what_their_functions_do(program: Callable[..., Tensor]) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    check_exact(model, lambda x: program(model, x), torch.randn(4, 3, dtype=torch.float64))

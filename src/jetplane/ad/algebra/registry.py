@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -70,6 +70,21 @@ class Treatment:
 
 
 _TABLE: dict[Any, Rule] = {}
+_F = TypeVar("_F", bound=Callable[..., Any])
+_DERIVED: list[Any] = []
+
+
+def derived(function: _F) -> _F:
+    """The function of an operation, its results kept for as long as the table stays what it is."""
+    kept: Any = cache(function)
+    _DERIVED.append(kept)
+    return cast(_F, kept)
+
+
+def forget() -> None:
+    """The table has changed, or one that is read beside it."""
+    for one in _DERIVED:
+        one.cache_clear()
 
 
 def add(op: Any, rule: Rule) -> None:
@@ -81,7 +96,7 @@ def add(op: Any, rule: Rule) -> None:
         family = _TABLE[op].family
         raise ValueError(f"{name_of(op)} already has a rule of family {family!r}; expected one rule for each.")
     _TABLE[op] = rule
-    plan.cache_clear()
+    forget()
 
 
 def remove(op: Any) -> None:
@@ -89,7 +104,7 @@ def remove(op: Any) -> None:
     if op not in _TABLE:
         raise ValueError(f"{name_of(op)} has no rule to remove.")
     del _TABLE[op]
-    plan.cache_clear()
+    forget()
 
 
 def lookup(op: Any) -> Rule | None:
@@ -127,6 +142,7 @@ def argument_names(op: Any) -> tuple[str, ...]:
     return tuple(argument.name for argument in op._schema.arguments)
 
 
+@derived
 def is_elementwise(op: Any) -> bool:
     """Whether each entry of the result depends on one entry of each argument, and on nothing drawn at random.
 
@@ -135,7 +151,7 @@ def is_elementwise(op: Any) -> bool:
     return plan(op).traits.pointwise and torch.Tag.nondeterministic_seeded not in op.tags
 
 
-@cache
+@derived
 def plan(op: Any) -> Treatment:
     """How the engine treats overload ``op`` when it touches a perturbed tensor."""
     if op.namespace == "prim":  # a tracer's questions: prim.device of a tensor without values

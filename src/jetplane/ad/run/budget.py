@@ -96,6 +96,7 @@ class Trace:
 
     def __init__(self) -> None:
         self._events: list[tuple[int, int]] = []  # number of the storage, and its bytes, negative where it goes
+        self._known: tuple[int, list[tuple[int, int]]] | None = None  # of so many events, the corners
         self.values: set[int] = set()  # numbers of storages that the program itself made
         self.beyond = 0  # of the allocator's peak, beyond that of the storages
         self.held = 0  # at the end
@@ -120,15 +121,29 @@ class Trace:
 
     def peak(self, growth: float = 1) -> float:
         """The largest number of bytes at any time; an upper bound of it where rows are ``growth`` times as large."""
-        value = row = 0
-        highest: float = 0
-        for number, size in self._events:
-            if number in self.values:
-                value += size
-            else:
-                row += size
-            highest = max(highest, value + growth * row)
-        return highest + growth * self.beyond
+        return max((value + growth * row for value, row in self._corners()), default=0) + growth * self.beyond
+
+    def _corners(self) -> list[tuple[int, int]]:
+        """Bytes of values and of rows at the times that may be the highest: at no other one there is more of both.
+
+        Of the many operations of a pass these are a few, and a pass asks for the peak of several growths.
+        """
+        if self._known is None or self._known[0] != len(self._events):
+            value = row = most = 0
+            times = {(0, 0)}
+            for number, size in self._events:
+                if number in self.values:
+                    value += size
+                else:
+                    row += size
+                times.add((value, row))
+            corners = list[tuple[int, int]]()
+            for value, row in sorted(times, reverse=True):
+                if not corners or row > most:
+                    corners.append((value, row))
+                    most = row
+            self._known = len(self._events), corners
+        return self._known[1]
 
 
 class _Storages(_torch.DispatchMode):

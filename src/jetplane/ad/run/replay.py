@@ -165,7 +165,8 @@ class _Writes(_torch.DispatchMode):
     def _save(self, storage: Any) -> None:
         """Keep what a storage holds, unless the program has made it."""
         if storage not in self._born and storage not in self._saved:
-            self._saved[storage] = storage.clone()
+            with _torch.undispatched():  # the copy is no part of the program, for other modes
+                self._saved[storage] = storage.clone()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -180,9 +181,12 @@ class _Writes(_torch.DispatchMode):
             if tensor.layout is torch.strided:
                 self._save(tensor.untyped_storage())
         out = func(*args, **kwargs)
+        given: list[Any] | None = None
         for storage in _storages((out,)):
-            if storage not in self._born and not any(storage is one for one in _storages((args, kwargs))):
-                self._born[storage] = True
+            if storage not in self._born:
+                given = list(_storages((args, kwargs))) if given is None else given
+                if not any(storage is one for one in given):
+                    self._born[storage] = True
         return out
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...ad.algebra.registry import is_elementwise, name_of
+from ...ad.algebra.registry import derived, forget, is_elementwise, name_of
 from ..program.done import Done
 from ..program.watch import Path, functional
 from . import load
@@ -96,6 +96,7 @@ def add(op: Any, record: Adjoint) -> None:
     if op in _TABLE:
         raise ValueError(f"{name_of(op)} already has an adjoint; expected one for each.")
     _TABLE[op] = record
+    forget()
 
 
 def enter(record: Adjoint, *ops: Any) -> None:
@@ -107,6 +108,7 @@ def enter(record: Adjoint, *ops: Any) -> None:
 def enter_elementwise(record: Adjoint) -> None:
     """What holds for all operations of that family."""
     _ELEMENTWISE.append(record)
+    forget()
 
 
 def remove(op: Any) -> None:
@@ -114,6 +116,7 @@ def remove(op: Any) -> None:
     if op not in _TABLE:
         raise ValueError(f"{name_of(op)} has no adjoint to remove.")
     del _TABLE[op]
+    forget()
 
 
 def registered() -> dict[Any, Adjoint]:
@@ -122,6 +125,7 @@ def registered() -> dict[Any, Adjoint]:
     return dict(_TABLE)
 
 
+@derived
 def lookup(func: Any) -> Adjoint:
     """What is known of an operation, or of the one that it performs in place."""
     load()
@@ -139,6 +143,7 @@ def _completed(record: Adjoint, common: Adjoint) -> Adjoint:
     return replace(record, product=record.product or common.product, live=record.live or common.live, scales=scales)
 
 
+@derived
 def find(func: Any, path: Path | None) -> Adjoint:
     """The record by which to pull back through ``func`` to its argument at ``path``, if there is one for that."""
     found = lookup(func)

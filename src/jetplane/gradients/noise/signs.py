@@ -14,13 +14,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ...directions.counter import Words, philox
+from ...directions.counter import philox
 from ...directions.traced import fast
 
 __all__ = ["Noise", "Signs"]
 
 _MASK = 0xFFFFFFFF
-_SMALL = 1 << 18  # bytes that are drawn at once and kept for both passes: beyond, the numbers are most of the work
+_SMALL = 1 << 15  # bytes that are drawn at once, and kept from one pass to the other where they are all
 _OWN = 1 << 31  # tells these numbers from the directions of an optimizer with the same seed and step
 
 
@@ -48,6 +48,7 @@ class Signs:
     _drawn: dict[Any, Tensor] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )  # bits, for small ones
+    _coming: dict[Any, list[tuple[int, int]]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def rows(self, site: int, start: int, stop: int, like: Tensor) -> Tensor:
         from . import traced  # which has its operations made of this module's arithmetic
@@ -67,36 +68,46 @@ class Signs:
         return _of_octets(octets, count, end - 128 * block, like.dtype)[:, rest:].reshape(count, *like.shape)
 
     def ahead(self, sizes: Mapping[int, int], start: int, stop: int, device: torch.device) -> None:
-        """Draw rows start to stop - 1 of several sites, of so many elements, at once: by site they are the same.
+        """Rows start to stop - 1 of these sites, of so many elements, will be asked for in this order.
 
-        A site's numbers are few beside the calls that it takes to draw them. Those of large ones wait for their use.
+        A site's numbers are few beside the calls that it takes to draw them, so those of several are drawn at once.
         """
-        if isinstance(self.seed, Tensor) or fast(device):
-            return
-        wanted, left = [], _SMALL - sum(drawn.nbytes for drawn in self._drawn.values())
-        for site, size in sorted(sizes.items(), key=lambda one: one[1]):
-            left -= 16 * (stop - start) * -(-size // 128)
-            if left < 0:
-                break
-            wanted.append((site | _OWN, size))
-        if len(wanted) > 1:
-            found = _drawn_together(self.seed, self.step, wanted, start, stop, device)
-            for (place, size), octets in zip(wanted, found, strict=True):
-                self._drawn[place, start, stop, 0, size, device] = octets
+        self._coming[start, stop, device] = [(site | _OWN, size) for site, size in sizes.items()]
 
     def _octets(self, place: int, start: int, stop: int, block: int, size: int, device: torch.device) -> Tensor:
-        """Those that were drawn ahead, or are drawn now."""
-        octets = self._drawn.get((place, start, stop, block, size, device))
-        if octets is None:
+        """Those that were drawn with an earlier site's, or in the first pass, or are drawn now."""
+        key = place, start, stop, block, size, device
+        if key not in self._drawn:
             assert not isinstance(self.seed, Tensor)
-            octets = _drawn(self.seed, self.step, place, start, stop, size, device, block)
-        return octets
+            wanted = [(place, size)] if block else self._next(place, size, start, stop, device)
+            found = _drawn(self.seed, self.step, wanted, start, stop, device, block)
+            if sum(octets.nbytes for octets in (*found, *self._drawn.values())) > _SMALL:
+                self._drawn.clear()
+            if found[0].nbytes > _SMALL:
+                return found[0]
+            for (one, count), octets in zip(wanted, found, strict=True):
+                self._drawn[one, start, stop, block, count, device] = octets
+        return self._drawn[key]
+
+    def _next(self, place: int, size: int, start: int, stop: int, device: torch.device) -> list[tuple[int, int]]:
+        """A site, and those after it whose numbers are few enough to be drawn with its own."""
+        coming = self._coming.get((start, stop, device), [])
+        if (place, size) not in coming:
+            return [(place, size)]
+        wanted, held = list[tuple[int, int]](), 0
+        for one in coming[coming.index((place, size)) :]:
+            held += 16 * (stop - start) * _blocks(one[1])
+            if wanted and held > _SMALL:
+                break
+            wanted.append(one)
+        return wanted
 
 
 def counted(seed: int, step: int | Tensor, place: int, start: int, stop: int, size: int, dtype: torch.dtype) -> Tensor:
     """Rows start to stop - 1 of the signs at a place, (stop - start, size), by the counter's arithmetic."""
     device = step.device if isinstance(step, Tensor) else torch.device("cpu")
-    return _of_octets(_drawn(seed, step, place, start, stop, size, device), stop - start, size, dtype)
+    (octets,) = _drawn(seed, step, [(place, size)], start, stop, device)
+    return _of_octets(octets, stop - start, size, dtype)
 
 
 def _of_octets(octets: Tensor, count: int, size: int, dtype: torch.dtype) -> Tensor:
@@ -105,40 +116,32 @@ def _of_octets(octets: Tensor, count: int, size: int, dtype: torch.dtype) -> Ten
     return signs.reshape(count, -1)[:, :size]
 
 
+def _blocks(size: int) -> int:
+    """Of 128 signs each."""
+    return -(-size // 128)
+
+
 def _drawn(
-    seed: int, step: int | Tensor, place: int, start: int, stop: int, size: int, device: torch.device, block: int = 0
-) -> Tensor:
-    """The four bytes of each word, from a block of 128 signs on."""
-    words = torch.stack(_words(seed, step, place, start, stop, block, -(-size // 128), device), -1)
-    return words.to(torch.int32).view(torch.uint8).flatten()
-
-
-def _drawn_together(
-    seed: int, step: int | Tensor, places: Sequence[tuple[int, int]], start: int, stop: int, device: torch.device
+    seed: int,
+    step: int | Tensor,
+    places: Sequence[tuple[int, int]],
+    start: int,
+    stop: int,
+    device: torch.device,
+    block: int = 0,
 ) -> list[Tensor]:
-    """The same of several places and their sizes, from the first block on."""
-    rows = torch.arange(start, stop, dtype=torch.int64, device=device)
-    blocks = [-(-size // 128) for _, size in places]
-    counts = torch.tensor(blocks, device=device)
-    marks = torch.tensor([place for place, _ in places], device=device)
-    widest = torch.arange(max(blocks), device=device)
-    columns = torch.cat([widest[:count] for count in blocks]).expand(len(rows), -1)
-    now = step.reshape(1, 1) if isinstance(step, Tensor) else torch.full((1, 1), step, device=device)
-    counter = [columns, rows.unsqueeze(1), marks.repeat_interleave(counts).unsqueeze(0), now]
-    words = torch.stack(philox(counter, (seed & _MASK, seed >> 32 & _MASK)), -1)
-    return [part.flatten() for part in words.to(torch.int32).view(torch.uint8).split(blocks, 1)]
-
-
-def _words(
-    seed: int, step: int | Tensor, place: int, start: int, stop: int, block: int, blocks: int, device: torch.device
-) -> Words:
-    columns = torch.arange(block, blocks, dtype=torch.int64, device=device).unsqueeze(0)
+    """Of several places and their sizes, the four bytes of each word, from a block of 128 signs on."""
+    counts = [_blocks(size) - block for _, size in places]
+    columns = torch.arange(block, block + max(counts), dtype=torch.int64, device=device)
     rows = torch.arange(start, stop, dtype=torch.int64, device=device).unsqueeze(1)
-    marks = [
-        word.reshape(1, 1) if isinstance(word, Tensor) else torch.full((1, 1), word, dtype=torch.int64, device=device)
-        for word in (place, step)
-    ]
-    return philox([columns, rows, *marks], (seed & _MASK, seed >> 32 & _MASK))
+    marks = torch.full((1, 1), places[0][0], dtype=torch.int64, device=device)
+    if len(places) > 1:
+        marks = torch.tensor([[place for place, _ in places]], dtype=torch.int64, device=device)
+        marks = marks.repeat_interleave(torch.tensor(counts, device=device), 1)
+        columns = torch.cat([columns[:count] for count in counts])
+    now = step.reshape(1, 1) if isinstance(step, Tensor) else torch.full((1, 1), step, device=device)
+    words = torch.stack(philox([columns.unsqueeze(0), rows, marks, now], (seed & _MASK, seed >> 32 & _MASK)), -1)
+    return [part.flatten() for part in words.to(torch.int32).view(torch.uint8).split(counts, 1)]
 
 
 @cache

@@ -39,8 +39,8 @@ class Estimate:
     shapes: dict[int, Tensor] = field(default_factory=dict)  # by site, of noise in samples' own weights: found once
 
     def draw_ahead(self, start: int, stop: int) -> None:
-        """The noise of tangents start to stop - 1, at once for all sites of a device, where it can be."""
-        if not isinstance(self.noise, Signs):
+        """Let the noise of tangents start to stop - 1 be drawn for several sites at once, where memory is not short."""
+        if not isinstance(self.noise, Signs) or self.chunk < self.count:
             return
         sizes: dict[torch.device, dict[int, int]] = {}
         for site in self.plan.sites:

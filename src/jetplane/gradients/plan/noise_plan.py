@@ -18,6 +18,7 @@ from .own_weights import OwnWeights
 __all__ = ["Changed", "LayerGroup", "Link", "Node", "NoisePlan", "Site", "Spread", "Tail", "Tokens", "signature"]
 
 _SMALL = 64 << 20  # bytes that are worth no pass
+_DATA, _SEVERAL = (Tensor, float), (list, tuple)
 FEWEST, MOST = 8, 32  # tangents J of a sample where none are asked for: a multiple of the first, up to the second
 
 
@@ -27,16 +28,19 @@ class Changed(Exception):
 
 def signature(mode: WatchMode, visit: Visit) -> tuple[Any, ...]:
     """What has to be equal for a node to be the same node: all but the numbers, which may be data."""
-    variables = tuple((path, t.shape, t.dtype, mode.origin(t)) for path, t in visit.variables)
-    parameters = tuple((path, t.shape, t.dtype, mode.number(t)) for path, t in visit.parameters)
-    settings = _settings(visit.args), _settings(tuple(visit.kwargs.values()))
+    # lists, for the frames of generators would take as long as all else: this is asked of each node in each pass
+    variables = tuple([(path, t.shape, t.dtype, mode.origin(t)) for path, t in visit.variables])
+    parameters = tuple([(path, t.shape, t.dtype, mode.number(t)) for path, t in visit.parameters])
+    settings = _settings(visit.args), _settings(visit.kwargs.values())
     return visit.func, variables, parameters, *settings, is_opaque(visit.func, visit.args, visit.kwargs)
 
 
 def _settings(values: Any) -> tuple[Any, ...]:
     return tuple(
-        _settings(value) if isinstance(value, list | tuple) else None if isinstance(value, Tensor | float) else value
-        for value in values
+        [
+            None if isinstance(value, _DATA) else _settings(value) if isinstance(value, _SEVERAL) else value
+            for value in values
+        ]
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from ...ad.run.passes import check_leaf
 from ...ad.storage_geometry import geometry, inside, overlap, span
 
 __all__ = ["Gradients", "Parameters", "accumulate", "local_derivative"]
+
+_inside = lru_cache(1024)(inside)  # the same views of a weight are met in every pass
 
 
 class Parameters:
@@ -66,7 +69,8 @@ class Parameters:
     def find(self, tensor: Tensor) -> int | None:
         """The number of the parameter that ``tensor`` is, or is a view of."""
         for index in self.places.get(tensor.untyped_storage(), ()):
-            if inside(geometry(tensor), geometry(self.tensors[index])):
+            own = self.tensors[index]
+            if tensor is own or _inside(geometry(tensor), geometry(own)):
                 return index
         return None
 

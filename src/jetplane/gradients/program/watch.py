@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...ad import _torch
 from ...ad.algebra.jet import Operand, PairSet
-from ...ad.algebra.registry import Kind, Treatment, is_elementwise, plan
+from ...ad.algebra.registry import Kind, Treatment, derived, is_elementwise, plan
 from ...ad.engine.interpreter import JetMode
 from ...ad.engine.locate import call_site
 from ...ad.engine.results import refuse_layout, refuse_reinterpretation, refuse_results
@@ -42,6 +42,7 @@ aten = torch.ops.aten
 Path = tuple[int | str, ...]  # of a tensor among an operation's arguments: (0,), (0, 2) in a list, ("weight",)
 
 _PARAMETER, _VARIABLE, _BORN, _DATA, _MORE = "parameter", "variable", "born", "data", "more than a parameter"
+_SEVERAL = (list, tuple)
 _COPIES = (aten.copy_.default, aten.fill_.Tensor)
 
 
@@ -196,9 +197,13 @@ class WatchMode(JetMode):
 
     def _visit(self, func: Any, types: Any, args: Any, kwargs: Any, given: Any, kinds: list[str]) -> Any:
         self._refuse_writes(func, args, kwargs)
-        variables, parameters = (
-            [one for one, its in zip(given, kinds, strict=True) if its == kind] for kind in (_VARIABLE, _PARAMETER)
-        )
+        variables: list[tuple[Path, Tensor]] = []
+        parameters: list[tuple[Path, Tensor]] = []
+        for one, kind in zip(given, kinds, strict=True):
+            if kind == _VARIABLE:
+                variables.append(one)
+            elif kind == _PARAMETER:
+                parameters.append(one)
         visit = Visit(self._nodes, func, args, kwargs, variables, parameters)
         self._phase.before(self, visit)
         out = self._run(func, types, args, kwargs)
@@ -349,6 +354,7 @@ def _performed(step: Treatment) -> Treatment:
     return step.counterpart if step.kind is Kind.INPLACE and step.counterpart is not None else step
 
 
+@derived
 def functional(func: Any) -> Any:
     """The operation that ``func`` is, or that it performs in place."""
     step = plan(func)
@@ -385,7 +391,10 @@ def replaced(path: Path, args: Any, kwargs: Any, value: Any) -> tuple[list[Any],
 def _tensors(args: Any, kwargs: Any) -> list[tuple[Path, Tensor]]:
     found: list[tuple[Path, Tensor]] = []
     for index, value in enumerate(args):
-        _collect_tensors((index,), value, found)
+        if isinstance(value, Tensor):  # as nearly always
+            found.append(((index,), value))
+        elif isinstance(value, _SEVERAL):
+            _collect_tensors((index,), value, found)
     for name, value in kwargs.items():
         _collect_tensors((name,), value, found)
     return found
@@ -395,6 +404,6 @@ def _collect_tensors(path: Path, value: Any, found: list[tuple[Path, Tensor]]) -
     # not a function inside the other: one that calls itself is a cycle, which would keep the tensors alive
     if isinstance(value, Tensor):
         found.append((path, value))
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, _SEVERAL):
         for index, item in enumerate(value):
             _collect_tensors((*path, index), item, found)
