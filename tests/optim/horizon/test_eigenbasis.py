@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import mpmath
 import pytest
 import torch
 import torch.nn.functional as F
@@ -30,7 +31,7 @@ def seen(*shape: int, times: int = 3, turns: int = 1) -> tuple[dict[str, Tensor]
     for count, grad in enumerate(grads, 1):
         eigenbasis.see([state], [grad], ONE / count, YES)
     for _ in range(turns):
-        eigenbasis.refresh(state)
+        eigenbasis.refresh([state])
     return state, grads
 
 
@@ -49,7 +50,7 @@ def test_the_mean_is_turned_to_new_axes() -> None:
     state["exp_avg"].copy_(eigenbasis.away(state, grads[0]))
     before = state["basis"].clone()
     eigenbasis.see([state], [torch.randn(6, 4, dtype=F64)], ONE / 2, YES)
-    eigenbasis.refresh(state)
+    eigenbasis.refresh([state])
     assert float((state["basis"] - before).abs().max()) > 0.1
     torch.testing.assert_close(eigenbasis.back(state, state["exp_avg"]), grads[0])
 
@@ -62,7 +63,7 @@ def test_the_mean_is_turned_to_new_axes() -> None:
 def test_other_parameters_keep_their_own_axes(leaf: Tensor) -> None:
     state = eigenbasis.fresh(leaf)
     eigenbasis.see([state], [leaf], ONE, YES)
-    eigenbasis.refresh(state)
+    eigenbasis.refresh([state])
     assert state == {} and eigenbasis.away(state, leaf) is leaf and eigenbasis.back(state, leaf) is leaf
 
 
@@ -143,11 +144,52 @@ def test_a_start_that_differs_in_one_rounding_stays_near(
     assert max(size for name, size in apart.items() if name not in idle) < 1e-9
 
 
+def by_reflections(state: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """The axes after one refresh by QRs: torch's, and mpmath's with 60 digits."""
+    moment, basis = state["moment"], state["basis"]
+    order = ((moment @ basis) * basis).sum(0).argsort(descending=True, stable=True)
+    weights, plain = moment / moment.trace() + 1e-3 * torch.eye(len(moment), dtype=F64), basis[:, order]
+    exact = mpmath.matrix(plain.tolist())
+    with mpmath.workdps(60):
+        for _ in range(2):
+            plain, upper = torch.linalg.qr(weights @ plain)
+            plain = plain * upper.diagonal().sign()
+            exact, above = mpmath.qr(mpmath.matrix(weights.tolist()) * exact)
+            exact = exact * mpmath.diag([mpmath.sign(above[n, n]) for n in range(above.rows)])
+        return plain, torch.tensor([[float(one) for one in row] for row in exact.tolist()], dtype=F64)
+
+
+@pytest.mark.parametrize("alike", [0.0, 0.99, 1 - 1e-12], ids=["apart", "alike", "the same"])
+def test_the_axes_are_those_of_a_qr_by_reflections(alike: float) -> None:
+    states = [fresh(torch.zeros(6, 9, dtype=F64)) for _ in range(2)]
+    for turn in range(4):
+        for number, state in enumerate(states):
+            grad = torch.randn(6, 9, dtype=F64) * (1 - alike) + alike * torch.randn(6, 1, dtype=F64)
+            eigenbasis.see([state], [grad * 10 ** (10.0 * number - 5)], ONE / (turn + 1), YES)
+        wanted = [by_reflections(state) for state in states]
+        eigenbasis.refresh(states)
+        for state, (plain, exact) in zip(states, wanted, strict=True):
+            off, torchs = float((state["basis"] - exact).abs().max()), float((plain - exact).abs().max())
+            assert off < max(10 * torchs, 1e-13) and off < 1e-9
+            torch.testing.assert_close(state["basis"].T @ state["basis"], torch.eye(9, dtype=F64), rtol=0, atol=1e-14)
+
+
+def test_axes_that_cannot_be_found_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eigenbasis, "_SHIFT", 0.0)  # what else keeps a product of rank one from a Cholesky factor
+    lost, found = fresh(torch.zeros(1, 3, dtype=F64)), fresh(torch.zeros(4, 3, dtype=F64))
+    eigenbasis.see([lost], [torch.ones(1, 3, dtype=F64)], ONE, YES)
+    eigenbasis.see([found], [torch.randn(4, 3, dtype=F64)], ONE, YES)
+    eigenbasis.refresh([lost, found])
+    assert torch.equal(lost["basis"], torch.eye(3, dtype=F64))
+    torch.testing.assert_close(found["basis"].T @ found["basis"], torch.eye(3, dtype=F64))
+    assert not torch.equal(found["basis"], torch.eye(3, dtype=F64))
+
+
 def test_scales_stay_with_their_axes() -> None:
     state = fresh(torch.zeros(2, 3, dtype=F64))
     state["exp_avg_sq"].copy_(torch.tensor([1.0, 2.0, 3.0]).expand(2, 3))
     state["moment"].copy_(torch.tensor([1.0, 3.0, 2.0], dtype=F64).diag())  # the axes are exact, in another order
-    eigenbasis.refresh(state)
+    eigenbasis.refresh([state])
     assert torch.equal(state["basis"], torch.eye(3, dtype=F64)[:, [1, 2, 0]])
     assert torch.equal(state["exp_avg_sq"], torch.tensor([2.0, 3.0, 1.0], dtype=F64).expand(2, 3))
 
@@ -178,7 +220,7 @@ def test_a_state_of_other_axes_is_refused_and_nothing_lost(rotate: bool, has: st
 def test_the_axes_are_found_at_the_first_step_and_when_they_are_due(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[int] = []
     original = eigenbasis.refresh
-    monkeypatch.setattr(eigenbasis, "refresh", lambda state: (found.append(opt.calls), original(state)))
+    monkeypatch.setattr(eigenbasis, "refresh", lambda states: (found.append(opt.calls), original(states)))
     weight = torch.zeros(6, 3, dtype=F64, requires_grad=True)
     opt = HorizonAdam([weight], samples=1, every=2)
     x, y = torch.randn(8, 3, dtype=F64), torch.randn(8, 6, dtype=F64)
@@ -192,7 +234,7 @@ def test_moments_of_any_size_leave_good_axes(sizes: tuple[float, ...]) -> None:
     state = fresh(torch.randn(6, 4))
     eigenbasis.see([state], [torch.randn(6, 4) * torch.tensor(sizes)], ONE, YES)
     mean = state["exp_avg"].clone()
-    eigenbasis.refresh(state)
+    eigenbasis.refresh([state])
     torch.testing.assert_close(state["basis"].T @ state["basis"], torch.eye(4))
     torch.testing.assert_close(eigenbasis.back(state, state["exp_avg"]), mean)
 

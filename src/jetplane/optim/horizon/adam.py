@@ -355,8 +355,7 @@ class HorizonAdam(torch.optim.Optimizer):
     def _refresh(self, calls: int) -> None:
         """Find the axes of Adam's scales anew, if that is due at the step that measures after so many."""
         if eigenbasis.is_due(calls // self.every):
-            for leaf in self._leaves:
-                eigenbasis.refresh(self.state[leaf])
+            eigenbasis.refresh(self.state[leaf] for leaf in self._leaves)
 
     def _along(self, losses: Callable[[], Tensor], directions: Sequence[Tensor]) -> Along:
         return self._path.along(losses, directions, self._replay())

@@ -163,9 +163,9 @@ def _directions(
             count = held.numbers[_COUNT] - some[0].begun
             corrections[alike] = 1 - first**count, (1 - second**count).sqrt()
         eigenbasis.see([leaf.state for leaf in some], found, share, taken)
-        for leaf in some:
-            if is_first or leaf.new:
-                eigenbasis.refresh(leaf.state)
+        fresh_ones = [leaf.state for leaf in some if is_first or leaf.new]
+        if fresh_ones:
+            eigenbasis.refresh(fresh_ones)
         yield places, _direction(rules, some, found, taken, corrections[alike])
 
 

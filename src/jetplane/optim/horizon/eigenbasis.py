@@ -7,9 +7,10 @@ directions. Scales for single entries cannot tell these from the others. Along t
 and what has little noise is not held back by what has much. It is SOAP's rotation [1]_, of the inputs' side alone.
 
 The axes Q are a continuous function of the moment M and of the axes before: each refresh is some steps of orthogonal
-iteration, the Q of QR((M + shift) Q). The eigenvectors themselves are not: where eigenvalues meet, as those of zero do
-while there were fewer gradients than inputs, a rounding error chooses among all axes of their space, and training would
-differ between machines from its first step. With the shift the axes of small eigenvalues stay what they were.
+iteration, the Q of QR((M + shift) Q), by products and Cholesky factors. The eigenvectors themselves are not: where
+eigenvalues meet, as those of zero do while there were fewer gradients than inputs, a rounding error chooses among all
+axes of their space, and training would differ between machines from its first step. With the shift the axes of small
+eigenvalues stay what they were.
 
 .. [1] Vyas et al., SOAP: improving and stabilizing Shampoo using Adam, 2024.
 """
@@ -17,7 +18,7 @@ differ between machines from its first step. With the shift the axes of small ei
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ log = logging.getLogger("jetplane")
 _WIDEST = 1024  # inputs; more of them keep their own axes
 _LEAST, _TIMES = 1 << 24, 4  # numbers of all moments and axes: that many, or so many times the parameters
 _ITERATIONS = 2  # of each refresh
+_AT_ONCE = 1 << 25  # bytes of axes that are turned together, unless those of one weight have more
 _SHIFT = 1e-3  # of the trace of the moment: axes that have less of it than that are hardly turned
 
 State = Mapping[str, Any]  # of a parameter
@@ -107,28 +109,57 @@ def is_due(measured: int) -> bool:
     return measured > 0 and measured % (1 << max(0, measured.bit_length() - 3)) == 0
 
 
-def refresh(state: State) -> None:
-    """Turn the axes towards the eigenvectors, and Adam's mean with them. Adam's scales stay with their axes."""
-    if "basis" in state:
+def refresh(states: Iterable[State]) -> None:
+    """Turn the axes towards the eigenvectors, and Adam's mean with them. Adam's scales stay with their axes.
+
+    Those of one width are turned together.
+    """
+    by_kind: dict[Any, list[State]] = {}
+    for state in states:
+        if "basis" in state:
+            basis = state["basis"]
+            by_kind.setdefault((basis.shape, basis.dtype, basis.device), []).append(state)
+    for (shape, _, _), alike in by_kind.items():
+        count = max(1, _AT_ONCE // (8 * shape.numel()))
+        for first in range(0, len(alike), count):
+            _refresh(alike[first : first + count])
+
+
+def _refresh(states: Sequence[State]) -> None:
+    moments, bases = (torch.stack([state[name] for state in states]).double() for name in ("moment", "basis"))
+    orders, turned = _turned(moments, bases)
+    for state, order, basis in zip(states, orders.unbind(), turned.unbind(), strict=True):
         mean = back(state, state["exp_avg"])
-        order, basis = _turned(state["moment"].to(torch.float64), state["basis"].to(torch.float64))
         state["basis"].copy_(basis)
         state["exp_avg"].copy_(away(state, mean))
         square = state["exp_avg_sq"]
         square.copy_(square.flatten(1)[:, order].view_as(square))
 
 
-def _turned(moment: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
-    """The axes after steps of orthogonal iteration, the longest first, and which ones they were before."""
-    lengths = ((moment @ basis) * basis).sum(0)
-    order = lengths.argsort(descending=True, stable=True)
-    basis = basis[:, order]
-    total = moment.diagonal().sum()
-    weights = moment / torch.where(total > 0, total, 1.0)
+def _turned(moments: Tensor, bases: Tensor) -> tuple[Tensor, Tensor]:
+    """The axes (N, n, n) after steps of orthogonal iteration, the longest first, and which ones they were before."""
+    lengths = ((moments @ bases) * bases).sum(-2)
+    orders = lengths.argsort(dim=-1, descending=True, stable=True)
+    start = bases.gather(-1, orders.unsqueeze(-2).expand_as(bases))
+    total = moments.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None]
+    weights, found = moments / torch.where(total > 0, total, 1.0), start
     for _ in range(_ITERATIONS):
-        basis, upper = torch.linalg.qr(weights @ basis + _SHIFT * basis)
-        basis = basis * torch.where(upper.diagonal() < 0, -1.0, 1.0)  # QR leaves the signs open
-    return order, basis
+        found = _straightened(weights @ found + _SHIFT * found)
+    found = _straightened(found)
+    # what could not be factorised is not finite: then the axes stay, in their new order
+    return orders, torch.where(torch.isfinite(found).all(-1).all(-1)[:, None, None], found, start)
+
+
+def _straightened(columns: Tensor) -> Tensor:
+    """Columns A as A / R with R^T R = A^T A, by Cholesky: the Q of their QR, but for a rounding times the square of
+    their condition, which is about 1e3 at most. Done to the result once more, whose condition is near 1, that is gone.
+
+    Each column is a sum of those before it and itself, so nothing is lost where it is done once: the next product has
+    the same Q. A QR by reflections would take n products of a matrix and a vector, one after the other.
+    """
+    factor, failed = torch.linalg.cholesky_ex(columns.mT @ columns)
+    found = torch.linalg.solve_triangular(factor.mT, columns, upper=True, left=False)
+    return torch.where((failed == 0)[:, None, None], found, torch.nan)
 
 
 def away(state: State, values: Tensor) -> Tensor:
