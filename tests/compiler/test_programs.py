@@ -42,9 +42,27 @@ def test_one_that_cannot_be_captured_is_said_once() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert programs.call(branching, plain, None, (x,), False) is None
-    assert programs.gave_up(branching, None, False) and not programs.gave_up(branching, "other", False)
+    assert programs.gave_up(branching, None, (x,), False) and not programs.gave_up(branching, "other", (x,), False)
     programs.clear()
-    assert not programs.gave_up(branching, None, False)
+    assert not programs.gave_up(branching, None, (x,), False)
+
+
+def test_a_batch_that_was_wrong_does_not_spoil_the_program() -> None:
+    programs, right, wrong = Programs(build), torch.ones(2, 3), torch.ones(2, 4)
+
+    def product(x: Tensor) -> Tensor:
+        return x @ torch.ones(3)
+
+    with pytest.warns(UserWarning, match="product cannot be compiled and is run as it is"):
+        assert programs.call(product, plain, None, (wrong,), False) is None  # and there the error is what it is
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert programs.call(product, plain, None, (wrong,), False) is None
+        (found,) = programs.call(product, plain, None, (right,), False) or (None,)
+        assert torch.equal(found, torch.full((2,), 3.0)) and not programs.gave_up(product, None, (right,), False)
+        assert programs.call(product, plain, None, (torch.ones(2, 5),), False) is None
+        assert programs.call(product, plain, None, (right,), False) is not None  # what works stays in use
+    assert programs.gave_up(product, None, (torch.ones(4, 3),), False)  # and nothing else is tried
 
 
 def test_what_building_refuses_is_given_up_too() -> None:

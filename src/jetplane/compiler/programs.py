@@ -32,17 +32,27 @@ class Programs:
 
     def __init__(self, build: Callable[[Graph, Sequence[Tensor]], Run]) -> None:
         self._build = build
-        self._captured: OrderedDict[Any, _Sets | None] = OrderedDict()  # None: one that cannot be captured
+        self._captured: OrderedDict[Any, _Sets] = OrderedDict()
         self._full: set[Any] = set()  # those that no further signature is compiled for
+        self._failed: dict[Any, set[Any]] = {}  # the forms of a batch that one could not be captured with
 
     def clear(self) -> None:
         """Forget all of them."""
         self._captured.clear()
         self._full.clear()
+        self._failed.clear()
 
-    def gave_up(self, func: Callable[..., Any], setting: Hashable, has_aux: bool) -> bool:
-        """Whether a program was found to be one that cannot be captured."""
-        return self._captured.get((identity(func), setting, has_aux), self) is None
+    def gave_up(self, func: Callable[..., Any], setting: Hashable, args: tuple[Any, ...], has_aux: bool) -> bool:
+        """Whether a program cannot be captured, as far as that is known, with a batch of this form.
+
+        After two forms with which it could not be, no other one is tried: the first one may have been wrong.
+        """
+        key = identity(func), setting, has_aux
+        failed = self._failed.get(key)
+        if not failed:
+            return False
+        form = form_of(args)
+        return form in failed or (len(failed) > 1 and not self._captured[key].knows(form))
 
     def call(
         self,
@@ -56,34 +66,36 @@ class Programs:
 
         None where it has to be run as it is, and nothing was run. ``setting`` is what else tells programs apart.
         """
+        if self.gave_up(func, setting, args, has_aux):
+            return None
         key = identity(func), setting, has_aux
         program = self._find(key, single_with_aux if has_aux else single)
-        if program is None:
-            return None
         try:
             returned = program.call(around(func), args)
         except CaptureFailed as error:
-            self._tell(key, getattr(func, "__qualname__", type(func).__name__), error)
+            self._tell(key, form_of(args), getattr(func, "__qualname__", type(func).__name__), error)
             return None
         return returned if has_aux else (returned,)
 
-    def _find(self, key: Any, reading: Callable[..., Any]) -> _Sets | None:
+    def _find(self, key: Any, reading: Callable[..., Any]) -> _Sets:
         if key not in self._captured:
             self._captured[key] = _Sets(self._build, reading)
             if len(self._captured) > _KEPT:
-                self._captured.popitem(last=False)
+                oldest, _ = self._captured.popitem(last=False)
+                self._failed.pop(oldest, None)
         self._captured.move_to_end(key)
         return self._captured[key]
 
-    def _tell(self, key: Any, name: str, error: CaptureFailed) -> None:
+    def _tell(self, key: Any, form: Any, name: str, error: CaptureFailed) -> None:
         """Warn of a program that is run as it is, once."""
         if _is_full(error):  # what is compiled already stays in use
             if key not in self._full:
                 self._full.add(key)
                 warnings.warn(f"{name} {_TOO_MANY}", stacklevel=users_level())
             return
-        self._captured[key] = None
-        warnings.warn(f"{name} cannot be compiled and is run as it is: {error}.", stacklevel=users_level())
+        if key not in self._failed:
+            warnings.warn(f"{name} cannot be compiled and is run as it is: {error}.", stacklevel=users_level())
+        self._failed.setdefault(key, set()).add(form)
 
 
 class _Sets:
@@ -98,8 +110,12 @@ class _Sets:
         self._sets = [self._make()]
         self._places: dict[Any, Captured] = {}  # by form: the set that has a graph for it
 
+    def knows(self, form: Any) -> bool:
+        """Whether there is a graph for such batches."""
+        return form in self._places
+
     def call(self, func: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        form = _form(args)
+        form = form_of(args)
         known = self._places.get(form)
         try:
             returned = (self._sets[-1] if known is None else known)(func, args)
@@ -112,7 +128,7 @@ class _Sets:
         return returned
 
 
-def _form(args: tuple[Any, ...]) -> Any:
+def form_of(args: tuple[Any, ...]) -> Any:
     """Shapes and dtypes of the tensors among a program's arguments."""
     leaves, structure = _torch.pytree.tree_flatten(args)
     return structure, *((leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else None for leaf in leaves)

@@ -83,11 +83,11 @@ class CompiledStep:
 
         None where the program has to be run as it is, and no step was taken.
         """
-        if self._programs.gave_up(func, casts, has_aux):
+        several = Several.of(batches, count)
+        if self._programs.gave_up(func, casts, several.first, has_aux):
             return None
         numbers = self._up_to_date(now, moving)
         kept = [tensor for tensors in memory.values() for tensor in tensors]
-        several = Several.of(batches, count)
         call = self._call = Call(moving, kept, numbers, several)
         try:
             returned = self._programs.call(func, casts.around, casts, several.first, has_aux)

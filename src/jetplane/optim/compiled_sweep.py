@@ -77,7 +77,7 @@ class CompiledSweep:
         has_aux: bool,
     ) -> Measured | None:
         """The model in the plane of a step; None where the program has to be run as it is, and nothing was run."""
-        if self._programs.gave_up(func, casts, has_aux):
+        if self._programs.gave_up(func, casts, batch, has_aux):
             return None
         self._numbers.set(now, moving)
         kept = [tensor for tensors in memory.values() for tensor in tensors]
