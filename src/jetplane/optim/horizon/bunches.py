@@ -1,6 +1,7 @@
 """Arithmetic on parameters that are alike, several at once: few launches, and a working set that stays small.
 
-In a trace a bunch is one parameter, and its operations are plain ones, which a compiler puts together by itself.
+In a trace the operations are plain ones, which a compiler puts together by itself; the numbers that all parameters of
+a bunch are multiplied by are made once.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def bunches(leaves: _MANY, kinds: Iterable[Hashable], counts: Iterable[int]) -> 
     for place, (leaf, kind, size) in enumerate(zip(leaves, kinds, counts, strict=True)):
         key = kind, leaf.dtype, leaf.device
         places, so_far = last.get(key, ([], _AT_ONCE))
-        if so_far + size > _AT_ONCE or _traced(leaf):
+        if so_far + size > _AT_ONCE:
             places, so_far = [], 0
             found.append(places)
         places.append(place)
@@ -59,7 +60,9 @@ def _traced(tensor: Tensor) -> bool:
 def times(ones: _MANY, other: Tensor | _MANY) -> list[Tensor]:
     """Each times a number (), or times its own."""
     if _traced(ones[0]):
-        return [one * by for one, by in zip(ones, [other] if isinstance(other, Tensor) else other, strict=True)]
+        return [
+            one * by for one, by in zip(ones, [other] * len(ones) if isinstance(other, Tensor) else other, strict=True)
+        ]
     return list(torch._foreach_mul(ones, other))
 
 
