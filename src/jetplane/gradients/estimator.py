@@ -25,6 +25,7 @@ from ..errors import CoupledSamples, UnsupportedProgram
 from ..parallel.crew import Crew
 from ..parallel.digests import tag_of
 from ..parallel.shards import Meeting
+from .by_parts import ByParts, parts_of
 from .compiled_estimate import CompiledEstimate
 from .kept_by_parameters import KeptByParameters, Known
 from .noise.control_variate import ControlVariate
@@ -35,6 +36,7 @@ from .noise.signs import Noise, Signs
 from .noise.statistics import Statistics
 from .passes.kept_plans import KeptPlans, Width
 from .passes.program_passes import Passes, capturing
+from .passes.sample_parts import Inseparable
 from .passes.two_passes import Estimate, looked_at, two_passes
 from .plan.noise_plan import Changed, NoisePlan, Site
 from .program.loss_program import LossProgram
@@ -131,8 +133,9 @@ class ForwardGradient:
                     f"{name} is True and there is a process_group; the exchange between processes cannot be captured, "
                     f"expected {name}=False."
                 )
-        self._width = Width(samples, chunk_size, None if memory is None else parse_bytes(memory))
         self._parameters = Parameters(params)
+        least = 0 if compile else _worth_no_pass(self._parameters.tensors[0].device)
+        self._width = Width(samples, chunk_size, None if memory is None else parse_bytes(memory), least=least)
         self._probe_every = probe_every
         self._noise = noise
         if compile and estimator == "weight":
@@ -349,10 +352,14 @@ class ForwardGradient:
         return LossProgram(loss_fn, batch, has_aux)
 
     def _passes(self, program: LossProgram) -> Passes:
-        devices = [] if capturing() else [tensor.device for tensor in self._parameters.tensors]
+        devices = [] if capturing() else self._devices
         return Passes(self._parameters, program, Replay(devices))
 
     def _by_activations(self, program: LossProgram, known: Known, meeting: Meeting) -> tuple[Tensor, Any]:
+        if meeting.whole and (whole := known.plans.in_parts(program, self._probe_every)) is not None:
+            with contextlib.suppress(Changed, Inseparable):
+                return self._by_parts(whole, program, known), None
+            known.plans.undivide(program)  # and is decided anew
         plan = known.plans.known(program, self._width, self._probe_every)
         if capturing() and (plan is None or plan.random):
             what = "is new" if plan is None else "draws random numbers"
@@ -360,18 +367,53 @@ class ForwardGradient:
                 f"a CUDA graph is captured of a program that {what}; expected a call as it is before it, and no "
                 "dropout."
             )
-        passes, noise = self._passes(program), self._noise(self.seed, known.step)
+        passes = self._passes(program)
         if plan is not None:
             with contextlib.suppress(Changed):
-                return self._follow(plan, passes, noise, known.control, meeting)
+                return self._follow(plan, passes, known, meeting)
         with _steady():
-            return self._follow(known.plans.find(passes, self._width), passes, noise, known.control, meeting)
+            return self._anew(passes, known, meeting)
 
-    def _follow(
-        self, plan: NoisePlan, passes: Passes, noise: Noise, control: ControlVariate | None, meeting: Meeting
-    ) -> tuple[Tensor, Any]:
+    def _anew(self, passes: Passes, known: Known, meeting: Meeting) -> tuple[Tensor, Any]:
+        """The passes of a program that is planned now."""
+        plan, program = known.plans.measured(passes, self._width), passes.program
+        if meeting.whole and self._divide(plan, passes) > 1:
+            with contextlib.suppress(Changed, Inseparable):
+                losses = self._by_parts(plan, program, known)
+                known.plans.divide(program, plan)
+                return losses, None
+            plan.parts = 1
+        return self._follow(known.plans.find(passes, self._width, plan), passes, known, meeting)
+
+    def _divide(self, plan: NoisePlan, passes: Passes) -> int:
+        """How many parts of its samples a batch is taken in."""
+        if plan.parts is None:
+            passes.replay.rewind()
+            plan.parts = parts_of(plan, self._width, passes.program, self._devices, self._parameters.kept_apart)
+            if plan.parts > 1:
+                log.info("a batch of %d samples is taken in %d parts", plan.samples, plan.parts)
+        return plan.parts
+
+    def _by_parts(self, plan: NoisePlan, program: LossProgram, known: Known) -> Tensor:
+        """The losses (B,) of a batch in parts, its gradients added; raises Changed or Inseparable before that."""
+        width, exact = self._width.of_part(plan, self._width.tangents(plan)), self.batch_norm == "exact"
+        noise, count = self._noise(self.seed, known.step), plan.parts or 1
+        held, every = self._parameters.kept_apart, self._probe_every
+        parts = ByParts(plan, count, known, width, noise, exact, self._check, self._passes, every, held)
+        with self._parameters.apart():
+            losses = parts.losses(program)
+            gradients = [tensor.grad for tensor in self._parameters.tensors]
+        self._parameters.hand_over(gradients)
+        parts.settle()
+        return losses
+
+    @property
+    def _devices(self) -> list[torch.device]:
+        return [tensor.device for tensor in self._parameters.tensors]
+
+    def _follow(self, plan: NoisePlan, passes: Passes, known: Known, meeting: Meeting) -> tuple[Tensor, Any]:
         """Both passes. Raises Changed where the program is another one, before a gradient is touched."""
-        one = self._estimate_by(plan, noise, control, meeting)
+        one = self._estimate_by(plan, self._noise(self.seed, known.step), known.control, meeting)
         due = not (capturing() or plan.noisy) and plan.age % self._probe_every == 0
         look = partial(_warn_of_noise, plan) if due else None
         run = partial(two_passes, passes, one, partial(self._check, plan), look)
@@ -408,6 +450,8 @@ class ForwardGradient:
         sums = meeting.sums(tag, losses, lambda: [*gradients, *learned])
         if sums is None:
             one.plan.due = True  # what the samples are was looked for in vain, where they were not finite
+            if isinstance(one.prediction, Prediction):
+                one.prediction.count()
             self._parameters.accumulate([torch.full_like(gradient, torch.nan) for gradient in gradients])
             return losses, aux
         self._parameters.accumulate(sums[: len(gradients)])
@@ -473,6 +517,14 @@ def _warn_of_noise(plan: NoisePlan, statistics: Statistics) -> None:
             UserWarning,
             stacklevel=users_level(),
         )
+
+
+def _worth_no_pass(device: torch.device) -> int:
+    """Bytes that an eager pass may hold on any device: on a GPU one more pass of a small program is one more of Python.
+
+    Compiled calls have no such cost.
+    """
+    return torch.cuda.get_device_properties(device).total_memory // 64 if device.type == "cuda" else 0
 
 
 @contextlib.contextmanager

@@ -1,4 +1,7 @@
-"""What one process has to say of a control variate's Jacobians, before those of all processes learn from it alike."""
+"""What a part of a batch has to say of a control variate's Jacobians, before they learn from all parts at once.
+
+Parts are those of several processes, or of one that takes them in turn.
+"""
 
 from __future__ import annotations
 
@@ -13,35 +16,35 @@ __all__ = ["Lessons"]
 
 @dataclass(eq=False)
 class Lessons:
-    """The sums over this process's samples, by site, in the order in which the sites were met."""
+    """The sums over the samples so far, by site, in the order in which the sites were met."""
 
-    rate: Tensor = field(default_factory=lambda: torch.zeros(()))  # of the activity, the same everywhere
     finite: Tensor = field(default_factory=lambda: torch.ones(()))
     updates: dict[int, Tensor] = field(default_factory=dict)
     activity: dict[int, Tensor] = field(default_factory=dict)
     unexplained: dict[int, Tensor] = field(default_factory=dict)
 
-    def begin(self, rate: Tensor, finite: Tensor) -> None:
+    def begin(self, finite: Tensor) -> None:
         """The passes with tangents are done; from what is not finite nobody learns."""
-        self.rate, self.finite = rate, finite
+        self.finite = self.finite.to(finite.device).bool() & finite
 
     def add(self, site: int, update: Tensor, now: Tensor | None) -> None:
         """Some tangents' part of a Jacobian's step, and how many samples have a derivative there now."""
-        self.updates[site] = self.updates[site] + update if site in self.updates else update
+        _add(self.updates, site, update)
         if now is not None:
-            self.activity[site] = now
+            _add(self.activity, site, now)
 
     def weigh(self, site: int, seen: Tensor) -> None:
         """How much of a site's derivative was not predicted."""
-        self.unexplained[site] = seen
+        _add(self.unexplained, site, seen)
 
     def parts(self) -> list[Tensor]:
-        """All of it, to be added up over the processes."""
-        lost = (~self.finite.bool()).to(self.rate.dtype).reshape(1)
+        """All of it, to be added up over the parts."""
+        dtype = next((update.dtype for update in self.updates.values()), torch.float32)
+        lost = (~self.finite.bool()).to(dtype).reshape(1)
         return [lost, *self.updates.values(), *self.activity.values(), *self.unexplained.values()]
 
     def summed(self, parts: list[Tensor]) -> Iterator[tuple[int, Tensor, Tensor | None, Tensor | None]]:
-        """By site, the sums over all processes: the step, the activity, and what was not predicted."""
+        """By site, the sums over all parts: the step, the activity, and what was not predicted."""
         given = iter(parts)
         lost = next(given)[0] > 0
         updates, activity, unexplained = (
@@ -49,3 +52,7 @@ class Lessons:
         )
         for site, update in updates.items():
             yield site, torch.where(lost.to(update.device), 0.0, update), activity.get(site), unexplained.get(site)
+
+
+def _add(sums: dict[int, Tensor], site: int, part: Tensor) -> None:
+    sums[site] = sums[site] + part if site in sums else part

@@ -148,6 +148,7 @@ class NoisePlan:
     values: int = 0  # bytes of all that depends on parameters
     layers: int = 0  # of these, what layers give
     trace: Trace | None = None  # of the memory of a pass with one tangent, where that may be more than there is
+    parts: int | None = None  # of its samples, that a batch is taken in; None: not decided yet
     ends: dict[int, Site] = field(default_factory=dict)
     member: dict[int, Site] = field(default_factory=dict)
 
@@ -173,6 +174,12 @@ class NoisePlan:
     def numbers(self) -> int:
         """How many numbers of noise there are."""
         return sum(site.numbers for site in self.sites)
+
+    @property
+    def apart(self) -> bool:
+        """Whether samples depend on nothing of each other, as far as it is known: layouts may still be to be found."""
+        told = self.due or all(site.layout is not None and not site.coupled for site in self.sites)
+        return told and not self.norms and not self.writes
 
     @property
     def total(self) -> int:

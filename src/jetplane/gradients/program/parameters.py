@@ -52,10 +52,23 @@ class Parameters:
             for tensor, grad in zip(self.tensors, kept, strict=True):
                 tensor.grad = grad
 
+    @property
+    def kept_apart(self) -> int:
+        """How many bytes :meth:`apart` takes: those of every ``.grad`` that there is already."""
+        return sum(tensor.grad.nbytes for tensor in self.tensors if tensor.grad is not None)
+
     def accumulate(self, gradients: Iterable[Tensor]) -> None:
         """Add to every ``.grad``."""
         for tensor, gradient in zip(self.tensors, gradients, strict=True):
             accumulate(tensor, gradient)
+
+    def hand_over(self, gradients: Iterable[Tensor | None]) -> None:
+        """The same with what was in ``.grad`` :meth:`apart`, which becomes ``.grad`` itself where there is none."""
+        for tensor, gradient in zip(self.tensors, gradients, strict=True):
+            if tensor.grad is None:
+                tensor.grad = gradient
+            elif gradient is not None:
+                tensor.grad.add_(gradient)
 
     def refresh(self) -> None:
         """Look where the parameters' memory is now: ``.data`` may have been assigned."""

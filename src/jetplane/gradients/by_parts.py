@@ -1,0 +1,94 @@
+"""The estimate of a batch that is taken in parts of its samples, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from .kept_by_parameters import Known
+from .noise.lessons import Lessons
+from .noise.prediction import NOTHING, NoPrediction, Prediction
+from .noise.sharded import Sharded
+from .noise.signs import Noise
+from .passes.kept_plans import Width
+from .passes.program_passes import Passes
+from .passes.sample_parts import Inseparable, agree, can_be_cut, part_of
+from .passes.two_passes import Estimate, looked_at, two_passes
+from .plan.noise_plan import NoisePlan
+from .program.loss_program import LossProgram
+
+__all__ = ["ByParts", "parts_of"]
+
+
+def parts_of(plan: NoisePlan, width: Width, program: LossProgram, devices: list[torch.device], held: int) -> int:
+    """How many parts of its samples a batch is taken in: what its memory asks for, where its program allows it.
+
+    ``held`` bytes are there all the time.
+    """
+    count = width.parts(plan, held)
+    if count == 1 or program.has_aux or not plan.apart or not can_be_cut(program.batch, plan.samples):
+        return 1
+    return count if agree(program.loss_fn, program.batch, plan.samples, count, devices) else 1
+
+
+@dataclass(eq=False)
+class ByParts:
+    """The passes of the parts of one batch, whose plan is ``whole``. Noise is that of the batch, whatever the parts.
+
+    Gradients are added to ``.grad`` by each part, and what was learned from all of them at the end, by :meth:`settle`.
+    """
+
+    whole: NoisePlan
+    count: int  # of parts
+    known: Known
+    width: Width  # of a part
+    noise: Noise
+    exact: bool
+    check: Callable[[NoisePlan], None]  # before the first gradient of a part
+    passes: Callable[[LossProgram], Passes]
+    probe_every: int
+    held: int  # bytes, beside what a part's passes hold
+
+    def __post_init__(self) -> None:
+        self._lessons = Lessons()
+        self._plan: NoisePlan | None = None
+        self._last: Prediction | NoPrediction = NOTHING
+
+    def losses(self, program: LossProgram) -> Tensor:
+        """Those of all samples (B,), their gradients added.
+
+        Raises Inseparable, or Changed where the program is another one, with the first part or not at all.
+        """
+        return torch.cat([self._part(program, number) for number in range(self.count)])
+
+    def settle(self) -> None:
+        """Learn from all parts."""
+        if isinstance(self._last, Prediction):
+            self._last.settle(self._lessons.parts())
+
+    def _part(self, program: LossProgram, number: int) -> Tensor:
+        samples = self.whole.samples
+        program = replace(program, batch=part_of(program.batch, samples, self.count, number))
+        passes, offset = self.passes(program), number * (samples // self.count)
+        if number == 0:
+            self._plan = self.known.plans.known(program, self.width, self.probe_every)
+        if self._plan is None:
+            self._plan = self.known.plans.find(passes, self.width)
+        return self._follow(self._plan, passes, offset)
+
+    def _follow(self, plan: NoisePlan, passes: Passes, offset: int) -> Tensor:
+        if not plan.apart:
+            raise Inseparable("the samples of a part are coupled")
+        control, count = self.known.control, self.width.tangents(plan)
+        plan.whole = self.whole.samples
+        readout, self._last = looked_at(plan, None if control is None else control.learned, count)
+        if isinstance(self._last, Prediction):
+            self._last.lessons = self._lessons
+        noise = Sharded(self.noise, plan, offset, self.whole.samples)
+        chunk = self.width.of(plan, self.held + self._last.held) if plan.sites else 1
+        one = Estimate(plan, noise, noise, count, chunk, readout, self._last, self.exact)
+        return two_passes(passes, one, partial(self.check, plan))[0]
