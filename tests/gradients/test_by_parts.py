@@ -14,7 +14,9 @@ from torch.nn import functional as F
 
 import jetplane as jp
 from jetplane.ad.run.budget import Trace
+from jetplane.gradients.passes import divisions
 from jetplane.gradients.plan import noise_plan
+from jetplane.optim import HorizonAdam
 
 N = 12  # samples
 
@@ -25,6 +27,15 @@ def network() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(
         *(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 6, 3), nn.GroupNorm(2, 6), nn.ReLU()),
+        *(nn.Flatten(), nn.Linear(96, 3)),
+    ).double()
+
+
+def smooth() -> nn.Module:
+    """No norm behind a bias, whose gradient is rounding."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        *(nn.Conv2d(1, 4, 3, padding=1), nn.Tanh(), nn.MaxPool2d(2), nn.Conv2d(4, 6, 3), nn.Tanh()),
         *(nn.Flatten(), nn.Linear(96, 3)),
     ).double()
 
@@ -82,6 +93,64 @@ def test_parts_give_the_numbers_of_the_whole(
     assert len({line for line in caplog.messages if "a batch of 12 samples is taken in" in line}) == 2
     for other in found[1:]:
         torch.testing.assert_close(other, found[0], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.usefixtures("traced")
+@pytest.mark.parametrize(("make", "batch"), [(network, (X, Y)), (recurrent, (WORDS, Y))])
+def test_compiled_parts_give_the_numbers_of_the_whole(
+    make: Callable[[], nn.Module], batch: tuple[Tensor, Tensor]
+) -> None:
+    found = []
+    for options in ({}, {"compile": True, "memory": "100 kB"}):
+        model = make()
+        estimate = jp.ForwardGradient(model.parameters(), 3, **options)
+        losses = [estimate(classify(model), *batch)]
+        for _ in range(2):
+            losses.extend(estimate.steps(classify(model), *(torch.stack([part, part.flip(0)]) for part in batch)))
+        learned = estimate.state_dict()["control"]
+        found.append([*losses, *(p.grad for p in model.parameters()), *(learned[key] for key in learned)])
+        assert (len(estimate.parts(classify(model), *batch)) > 1) == bool(options)
+    torch.testing.assert_close(found[1], found[0], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.usefixtures("traced")
+@pytest.mark.parametrize("compile", [False, True])
+def test_a_step_of_horizon_adam_in_parts_is_that_of_the_whole(compile: bool) -> None:
+    """The look back along the path, which takes the same parts, among them."""
+    found = []
+    for options in ({}, {"compile": compile, "memory": "100 kB"}):
+        model = smooth()
+        opt = HorizonAdam(model.parameters(), samples=3, every=2, clip=0.5, **options)
+        losses = [opt.step(classify(model), X, Y)]
+        rates = [opt.report.rate]
+        for _ in range(2):
+            report = opt.steps(classify(model), torch.stack([X, X.flip(0)]), torch.stack([Y, Y.flip(0)]))
+            losses.extend(report.loss)
+            rates.extend(report.rate)
+        assert (len(opt.estimate.parts(classify(model), X, Y)) > 1) == bool(options)
+        found.append([*losses, *rates, *model.parameters()])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.usefixtures("traced")
+@pytest.mark.filterwarnings("ignore:the estimate is mostly noise:UserWarning")  # with twelve samples
+@pytest.mark.parametrize("compiled", [HorizonAdam, jp.ForwardGradient])
+def test_compiled_samples_that_are_found_coupled_are_taken_whole(compiled: Any) -> None:
+    """Which losses do not tell: what couples them has no effect on their values, here."""
+    found = []
+    for options in ({}, {"compile": True, "memory": "300 kB"}):
+        model = smooth()
+        made = compiled(model.parameters(), samples=3, **options)
+
+        def losses(x: Tensor, y: Tensor, model: nn.Module = model) -> Tensor:
+            z = model(x)
+            return F.cross_entropy(z + 1e-9 * z.mean(0), y, reduction="none")
+
+        call = made.step if compiled is HorizonAdam else made
+        found.append([call(losses, X, Y) for _ in range(3)])
+        estimate = made.estimate if compiled is HorizonAdam else made
+        assert len(estimate.parts(losses, X, Y)) == 1
+    torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-11)
 
 
 def coupled_norm(model: nn.Module) -> Losses:
@@ -150,14 +219,15 @@ def test_a_program_that_has_parts_no_more_is_taken_whole() -> None:
     torch.testing.assert_close(*grads, rtol=1e-10, atol=1e-12)
 
 
-def test_how_samples_are_coupled_is_looked_at_again() -> None:
+def test_how_samples_are_coupled_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a batch's own numbers, which no operation on parameters tells."""
+    monkeypatch.setattr(divisions, "_LOOKED", 2)
     model, twin = network(), network()
     losses = [lambda x, y, model=one: F.cross_entropy(model(x), y, reduction="none") / y.max() for one in (model, twin)]
-    parts = jp.ForwardGradient(model.parameters(), 3, memory="200 kB", probe_every=2)
+    parts = jp.ForwardGradient(model.parameters(), 3, memory="200 kB")
     whole = jp.ForwardGradient(twin.parameters(), 3)
     alike, other = torch.full((N,), 2), torch.arange(N) // 4
-    for y in (alike, alike):
+    for y in (alike, alike):  # the first of them decides
         parts(losses[0], X, y), whole(losses[1], X, y)
     model.zero_grad(), twin.zero_grad()
     parts(losses[0], X, other), whole(losses[1], X, other)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,34 +17,40 @@ from .noise.sharded import Sharded
 from .noise.signs import Noise
 from .passes.kept_plans import Width
 from .passes.program_passes import Passes
-from .passes.sample_parts import Inseparable, agree, can_be_cut, part_of
+from .passes.sample_parts import Division, Inseparable, agree, can_be_cut
 from .passes.two_passes import Estimate, looked_at, two_passes
 from .plan.noise_plan import NoisePlan
 from .program.loss_program import LossProgram
 
-__all__ = ["ByParts", "parts_of"]
+__all__ = ["ByParts", "division_of"]
+
+log = logging.getLogger("jetplane")
 
 
-def parts_of(plan: NoisePlan, width: Width, program: LossProgram, devices: list[torch.device], held: int) -> int:
-    """How many parts of its samples a batch is taken in: what its memory asks for, where its program allows it.
+def division_of(
+    plan: NoisePlan, width: Width, program: LossProgram, devices: list[torch.device], held: int
+) -> Division | None:
+    """How a batch is taken in parts: as its memory asks for, where its program allows it; None if it is not.
 
     ``held`` bytes are there all the time.
     """
-    count = width.parts(plan, held)
-    if count == 1 or program.has_aux or not plan.apart or not can_be_cut(program.batch, plan.samples):
-        return 1
-    return count if agree(program.loss_fn, program.batch, plan.samples, count, devices) else 1
+    division = Division(plan.samples, width.parts(plan, held), width.tangents(plan))
+    if division.count == 1 or program.has_aux or not plan.apart or not can_be_cut(program.batch, plan.samples):
+        return None
+    if not agree(program.loss_fn, program.batch, division, devices):
+        return None
+    log.info("a batch of %d samples is taken in %d parts", division.samples, division.count)
+    return division
 
 
 @dataclass(eq=False)
 class ByParts:
-    """The passes of the parts of one batch, whose plan is ``whole``. Noise is that of the batch, whatever the parts.
+    """The passes of the parts of one batch. Noise is that of the batch, whatever the parts.
 
     Gradients are added to ``.grad`` by each part, and what was learned from all of them at the end, by :meth:`settle`.
     """
 
-    whole: NoisePlan
-    count: int  # of parts
+    division: Division
     known: Known
     width: Width  # of a part
     noise: Noise
@@ -63,7 +70,7 @@ class ByParts:
 
         Raises Inseparable, or Changed where the program is another one, with the first part or not at all.
         """
-        return torch.cat([self._part(program, number) for number in range(self.count)])
+        return torch.cat([self._part(program, number) for number in range(self.division.count)])
 
     def settle(self) -> None:
         """Learn from all parts."""
@@ -71,9 +78,8 @@ class ByParts:
             self._last.settle(self._lessons.parts())
 
     def _part(self, program: LossProgram, number: int) -> Tensor:
-        samples = self.whole.samples
-        program = replace(program, batch=part_of(program.batch, samples, self.count, number))
-        passes, offset = self.passes(program), number * (samples // self.count)
+        program = replace(program, batch=self.division.part(program.batch, number))
+        passes, offset = self.passes(program), number * self.division.size
         if number == 0:
             self._plan = self.known.plans.known(program, self.width, self.probe_every)
         if self._plan is None:
@@ -84,11 +90,11 @@ class ByParts:
         if not plan.apart:
             raise Inseparable("the samples of a part are coupled")
         control, count = self.known.control, self.width.tangents(plan)
-        plan.whole = self.whole.samples
+        plan.whole = self.division.samples
         readout, self._last = looked_at(plan, None if control is None else control.learned, count)
         if isinstance(self._last, Prediction):
             self._last.lessons = self._lessons
-        noise = Sharded(self.noise, plan, offset, self.whole.samples)
+        noise = Sharded(self.noise, plan, offset, self.division.samples)
         chunk = self.width.of(plan, self.held + self._last.held) if plan.sites else 1
         one = Estimate(plan, noise, noise, count, chunk, readout, self._last, self.exact)
         return two_passes(passes, one, partial(self.check, plan))[0]

@@ -19,13 +19,13 @@ from ..ad.run.auxiliary import split_aux
 from ..ad.run.budget import parse_bytes
 from ..ad.run.replay import Replay
 from ..compiler.capture import Graph
-from ..compiler.several import alone, entries, stacked
+from ..compiler.several import Several, alone, entries, stacked
 from ..directions.counter import signed
 from ..errors import CoupledSamples, UnsupportedProgram
 from ..parallel.crew import Crew
 from ..parallel.digests import tag_of
 from ..parallel.shards import Meeting
-from .by_parts import ByParts, parts_of
+from .by_parts import ByParts, division_of
 from .compiled_estimate import CompiledEstimate
 from .kept_by_parameters import KeptByParameters, Known
 from .noise.control_variate import ControlVariate
@@ -34,9 +34,10 @@ from .noise.prediction import Prediction
 from .noise.sharded import Sharded
 from .noise.signs import Noise, Signs
 from .noise.statistics import Statistics
+from .passes.divisions import Divisions
 from .passes.kept_plans import KeptPlans, Width
 from .passes.program_passes import Passes, capturing
-from .passes.sample_parts import Inseparable
+from .passes.sample_parts import Division, Inseparable
 from .passes.two_passes import Estimate, looked_at, two_passes
 from .plan.noise_plan import Changed, NoisePlan, Site
 from .program.loss_program import LossProgram
@@ -51,6 +52,7 @@ _HOOKS = "hooks"
 _NOISY = 4.0  # times the power of all else: what the norms' part may have before it is worth a warning
 
 Params = Iterable[Any] | Mapping[str, Tensor]
+T = TypeVar("T")
 Aux = TypeVar("Aux")
 Losses = Callable[..., Tensor]
 WithAux = Callable[..., tuple[Tensor, Aux]]
@@ -238,26 +240,60 @@ class ForwardGradient:
     ) -> tuple[Tensor, Any] | None:
         """The same as compiled graphs; None where the program cannot be one."""
         self._begin(0)
-        if self._compiled is None:
-            self._compiled = CompiledEstimate(self.traced, self._parameters.tensors)
-        return self._compiled(loss_fn, batches, count, self.words, has_aux)
+        compiled = self._compiled
+        if compiled is None:
+            self._compiled = compiled = CompiledEstimate(self.traced, self._parameters.tensors)
 
-    def traced(self, graph: Graph, inputs: Sequence[Tensor]) -> TracedEstimate:
-        """The estimate over a captured program, as a function of tensors, to be compiled."""
-        control = self._known.control
+        def call(division: Division | None) -> tuple[Tensor, Any] | None:
+            return compiled(loss_fn, batches, count, self.words, has_aux, division)
+
+        return call(None) if has_aux else self.divided(call, loss_fn, batches)
+
+    def divided(self, call: Callable[[Division | None], T], loss_fn: Callable[..., Any], batches: tuple[Any, ...]) -> T:
+        """A compiled ``call``, with how the first of its batches is taken in parts."""
+        first = Several.of(batches, 1).first
+        with contextlib.suppress(Inseparable):
+            return call(self._division(loss_fn, first))
+        self._known.divisions.decide(LossProgram(loss_fn, first, False), None)
+        return call(None)
+
+    def _division(self, loss_fn: Callable[..., Any], batch: tuple[Any, ...]) -> Division | None:
+        """How a compiled call takes a batch in parts; None if it does not."""
+        program, known = self._program(loss_fn, batch, False), self._known.divisions
+        if program in known or self._width.chunk_size is not None:
+            return known.called(program, self._devices)
+        passes = self._passes(program)
+        try:
+            plan = KeptPlans().measured(passes, self._width)
+        finally:
+            passes.replay.rewind()
+        division = division_of(plan, self._width, program, self._devices, 0)
+        known.decide(program, division)
+        return division
+
+    def parts(self, loss_fn: Callable[..., Any], *batch: Any) -> list[tuple[Any, ...]]:
+        """The parts that the last call has taken this batch of ``loss_fn`` in: one, if it took it as a whole."""
+        division = self._known.divisions.of(LossProgram(loss_fn, batch, False))
+        return [batch] if division is None else division.parts(batch)
+
+    def traced(self, graph: Graph, inputs: Sequence[Tensor], division: Division | None) -> TracedEstimate:
+        """The estimate over a captured program, or a part of it, as a function of tensors, to be compiled."""
+        control, width = self._known.control, self._width
+        if division is not None:
+            width = width.of_part(division.tangents)
         settings = Settings(
-            self._plan,
+            partial(self._plan, width),
             None if control is None else control.learned,
-            lambda plan, held: (self._width.tangents(plan), self._width.of(plan, held)),
+            lambda plan, held: (width.tangents(plan), width.of(plan, held)),
             self.batch_norm == "exact",
             self._probe_every,
         )
-        return TracedEstimate(graph, inputs, self._parameters, settings, self._noise)
+        return TracedEstimate(graph, inputs, self._parameters, settings, self._noise, division)
 
-    def _plan(self, passes: Passes) -> NoisePlan:
+    def _plan(self, width: Width, passes: Passes) -> NoisePlan:
         """That of a program, made anew, and checked."""
         with _steady():
-            plan = KeptPlans().find(passes, self._width)
+            plan = KeptPlans().find(passes, width)
         self._check(plan)
         return plan
 
@@ -341,7 +377,8 @@ class ForwardGradient:
 
     def __getstate__(self) -> dict[str, Any]:
         """For copy and pickle: all but the plans, which are made anew."""
-        return self.__dict__ | {"_known": replace(self._known, plans=KeptPlans()), "_compiled": None}
+        known = replace(self._known, plans=KeptPlans(), divisions=Divisions())
+        return self.__dict__ | {"_known": known, "_compiled": None}
 
     # -- passes -----------------------------------------------------------------------------------------------------
 
@@ -356,10 +393,10 @@ class ForwardGradient:
         return Passes(self._parameters, program, Replay(devices))
 
     def _by_activations(self, program: LossProgram, known: Known, meeting: Meeting) -> tuple[Tensor, Any]:
-        if meeting.whole and (whole := known.plans.in_parts(program, self._probe_every)) is not None:
+        if meeting.whole and (division := known.divisions.called(program, self._devices)) is not None:
             with contextlib.suppress(Changed, Inseparable):
-                return self._by_parts(whole, program, known), None
-            known.plans.undivide(program)  # and is decided anew
+                return self._by_parts(division, program, known), None
+            known.divisions.decide(program, None)
         plan = known.plans.known(program, self._width, self._probe_every)
         if capturing() and (plan is None or plan.random):
             what = "is new" if plan is None else "draws random numbers"
@@ -377,29 +414,22 @@ class ForwardGradient:
     def _anew(self, passes: Passes, known: Known, meeting: Meeting) -> tuple[Tensor, Any]:
         """The passes of a program that is planned now."""
         plan, program = known.plans.measured(passes, self._width), passes.program
-        if meeting.whole and self._divide(plan, passes) > 1:
-            with contextlib.suppress(Changed, Inseparable):
-                losses = self._by_parts(plan, program, known)
-                known.plans.divide(program, plan)
-                return losses, None
-            plan.parts = 1
+        if meeting.whole and not capturing() and program not in known.divisions:
+            passes.replay.rewind()
+            held = self._parameters.kept_apart
+            division = division_of(plan, self._width, program, self._devices, held)
+            known.divisions.decide(program, division)
+            if division is not None:
+                with contextlib.suppress(Changed, Inseparable):
+                    return self._by_parts(division, program, known), None
+                known.divisions.decide(program, None)
         return self._follow(known.plans.find(passes, self._width, plan), passes, known, meeting)
 
-    def _divide(self, plan: NoisePlan, passes: Passes) -> int:
-        """How many parts of its samples a batch is taken in."""
-        if plan.parts is None:
-            passes.replay.rewind()
-            plan.parts = parts_of(plan, self._width, passes.program, self._devices, self._parameters.kept_apart)
-            if plan.parts > 1:
-                log.info("a batch of %d samples is taken in %d parts", plan.samples, plan.parts)
-        return plan.parts
-
-    def _by_parts(self, plan: NoisePlan, program: LossProgram, known: Known) -> Tensor:
+    def _by_parts(self, division: Division, program: LossProgram, known: Known) -> Tensor:
         """The losses (B,) of a batch in parts, its gradients added; raises Changed or Inseparable before that."""
-        width, exact = self._width.of_part(plan, self._width.tangents(plan)), self.batch_norm == "exact"
-        noise, count = self._noise(self.seed, known.step), plan.parts or 1
-        held, every = self._parameters.kept_apart, self._probe_every
-        parts = ByParts(plan, count, known, width, noise, exact, self._check, self._passes, every, held)
+        width, exact = self._width.of_part(division.tangents), self.batch_norm == "exact"
+        noise, every, held = self._noise(self.seed, known.step), self._probe_every, self._parameters.kept_apart
+        parts = ByParts(division, known, width, noise, exact, self._check, self._passes, every, held)
         with self._parameters.apart():
             losses = parts.losses(program)
             gradients = [tensor.grad for tensor in self._parameters.tensors]

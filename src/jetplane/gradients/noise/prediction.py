@@ -203,9 +203,9 @@ class Prediction:
 
     def settle(self, parts: list[Tensor]) -> None:
         """Learn from what all parts of a batch have found: the sums of what ``lessons.parts()`` are in each."""
-        assert self.lessons is not None and self._rate is not None
+        assert self.lessons is not None
         self.count()
-        rate = self._rate
+        rate = (1 / self._learned.calls.to(self._learned.dtype)).clamp_(min=_RATE)
         for number, update, now, seen in self.lessons.summed(parts):
             activity = self._learned.activity[number]
             if now is not None:

@@ -50,8 +50,8 @@ class Width:
         sizes = [count for count in range(1, most + 1) if plan.samples % count == 0]
         return next((count for count in sizes if whole / count + held <= limit), sizes[-1])
 
-    def of_part(self, plan: NoisePlan, samples: int) -> Width:
-        """For the parts of a plan's batch, that of ``samples`` tangents."""
+    def of_part(self, samples: int) -> Width:
+        """For the parts of a batch with ``samples`` tangents."""
         return replace(self, samples=samples, chunk_size=samples if self.memory is None else None)
 
     def _limit(self, plan: NoisePlan) -> int:
@@ -97,14 +97,9 @@ class Width:
 
 @dataclass(eq=False)
 class KeptPlans:
-    """The plans of the programs that were met.
-
-    Where the samples of a batch go in parts, it is the plan of a part that is complete, and the whole has one that is
-    only measured.
-    """
+    """The plans of the programs that were met."""
 
     _by_form: dict[Any, list[NoisePlan]] = field(default_factory=dict)  # of the batch; last used first
-    _divided: dict[Any, NoisePlan] = field(default_factory=dict)  # by program and form: whose samples go in parts
 
     def known(self, program: LossProgram, width: Width, probe_every: int) -> NoisePlan | None:
         """The plan that the next call of a program will probably follow; None if it is to be made or looked at."""
@@ -118,31 +113,10 @@ class KeptPlans:
                 return None
         return plans[0]
 
-    def in_parts(self, program: LossProgram, probe_every: int) -> NoisePlan | None:
-        """The plan of a batch that is taken in parts; None if it is not, or it is to be decided anew."""
-        plan = self._divided.get(program.identity)
-        if plan is None:
-            return None
-        plan.age += 1
-        if plan.age % probe_every == 0:
-            self.undivide(program)
-            return None
-        return plan
-
-    def divide(self, program: LossProgram, plan: NoisePlan) -> None:
-        """From now on a program's batches of this form are taken in parts."""
-        self._divided[program.identity] = plan
-        while len(self._divided) > _KEPT * _KEPT:
-            del self._divided[next(iter(self._divided))]
-
-    def undivide(self, program: LossProgram) -> None:
-        """It is not known any more whether they are."""
-        self._divided.pop(program.identity, None)
-
     def measured(self, passes: Passes, width: Width) -> NoisePlan:
         """The plan of what the program does now, with what a pass holds; one that is known, or a new one.
 
-        It is to be completed by :meth:`find`, where its program is to be run with the whole batch.
+        It is to be completed by :meth:`find`, where its batch is not taken in parts.
         """
         plan = _taken_out(self._by_form.setdefault(passes.program.form, []), passes.record())
         _measure(plan, passes, width)

@@ -9,6 +9,7 @@ themselves, are left out of that comparison.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from ...ad.draws import draws
 from ...ad.run.replay import Replay
 from ..program.loss_program import LossProgram
 
-__all__ = ["Inseparable", "agree", "can_be_cut", "part_of"]
+__all__ = ["Division", "Inseparable", "agree", "can_be_cut"]
 
 aten = torch.ops.aten
 
@@ -28,19 +29,35 @@ class Inseparable(Exception):
     """The samples of a batch cannot be taken in parts."""
 
 
-def part_of(batch: Any, samples: int, count: int, number: int) -> Any:
-    """The tensors of a batch, a tree, with one of ``count`` parts of their samples; others stay.
+@dataclass(frozen=True)
+class Division:
+    """How a batch is taken in parts."""
 
-    Example:
-        >>> part_of((torch.arange(6), torch.ones(2), "a word"), 6, 3, 1)
-        (tensor([2, 3]), tensor([1., 1.]), 'a word')
-    """
-    size = samples // count
+    samples: int  # of the whole
+    count: int  # of parts
+    tangents: int  # J of each sample
 
-    def cut(tensor: Tensor) -> Tensor:
-        return tensor.narrow(0, number * size, size) if _has(tensor, samples) else tensor
+    @property
+    def size(self) -> int:
+        """Samples of a part."""
+        return self.samples // self.count
 
-    return _torch.pytree.tree_map_only(Tensor, cut, batch)
+    def part(self, batch: Any, number: int = 0) -> Any:
+        """The tensors of a batch, a tree, with a part of their samples; others stay.
+
+        Example:
+            >>> Division(6, 3, 8).part((torch.arange(6), torch.ones(2), "a word"), 1)
+            (tensor([2, 3]), tensor([1., 1.]), 'a word')
+        """
+
+        def cut(tensor: Tensor) -> Tensor:
+            return tensor.narrow(0, number * self.size, self.size) if _has(tensor, self.samples) else tensor
+
+        return _torch.pytree.tree_map_only(Tensor, cut, batch)
+
+    def parts(self, batch: Any) -> list[Any]:
+        """All parts of a batch."""
+        return [self.part(batch, number) for number in range(self.count)]
 
 
 def can_be_cut(batch: Any, samples: int) -> bool:
@@ -52,11 +69,9 @@ def _has(tensor: Tensor, samples: int) -> bool:
     return tensor.ndim > 0 and tensor.shape[0] == samples
 
 
-def agree(
-    func: Callable[..., Any], batch: Sequence[Any], samples: int, count: int, devices: Sequence[torch.device]
-) -> bool:
+def agree(func: Callable[..., Any], batch: Sequence[Any], division: Division, devices: Sequence[torch.device]) -> bool:
     """Whether the parts of a batch have the losses that they have in the whole."""
-    replay, size = Replay(devices), samples // count
+    replay = Replay(devices)
 
     def losses(given: Any) -> Tensor:
         def run() -> Tensor:
@@ -67,16 +82,12 @@ def agree(
         return found
 
     try:
-        whole = losses(batch)
-        for number in range(count):
-            part = losses(part_of(batch, samples, count, number))
-            if not _alike(part, whole.narrow(0, number * size, size)):
-                return False
+        whole = losses(batch).split(division.size)
+        return all(_alike(losses(part), here) for part, here in zip(division.parts(batch), whole, strict=True))
     except Exception:  # whatever it is, the program does not take parts of its batch
         return False
     finally:
         replay.rewind()
-    return True
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:

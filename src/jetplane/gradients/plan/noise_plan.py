@@ -148,7 +148,6 @@ class NoisePlan:
     values: int = 0  # bytes of all that depends on parameters
     layers: int = 0  # of these, what layers give
     trace: Trace | None = None  # of the memory of a pass with one tangent, where that may be more than there is
-    parts: int | None = None  # of its samples, that a batch is taken in; None: not decided yet
     ends: dict[int, Site] = field(default_factory=dict)
     member: dict[int, Site] = field(default_factory=dict)
 

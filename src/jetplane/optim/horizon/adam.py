@@ -288,14 +288,14 @@ class HorizonAdam(torch.optim.Optimizer):
         return _report_of([*map(torch.stack, numbers)], _torch.pytree.tree_map(stacked, *aux) if has_aux else None)
 
     def _step(self, calls: list[LossCall], has_aux: bool) -> Tensor:
-        losses, held, rules = partial(losses_of, calls, has_aux), self._held(), self._rules
+        held, rules = self._held(), self._rules
         seen = None
         if self._calls and self._calls % self.every == 0:
             self._refresh(self._calls)
-            seen = LookBack(look_back(held, losses, self._replay()))
+            seen = LookBack(look_back(held, self._losses(calls, has_aux), self._replay()))
         loss, aux = self._estimated(calls, has_aux)
         self._clip()
-        first = None if self._calls else partial(self._along, losses)
+        first = None if self._calls else partial(self._along, calls, has_aux)
         self._report = HorizonReport(loss, *take(rules, held, loss, self._grads(), seen, first), aux)
         self._new.clear()
         self._calls += 1
@@ -358,8 +358,16 @@ class HorizonAdam(torch.optim.Optimizer):
             for leaf in self._leaves:
                 eigenbasis.refresh(self.state[leaf])
 
-    def _along(self, losses: Callable[[], Tensor], directions: Sequence[Tensor]) -> Along:
-        return self._path.along(losses, directions, self._replay())
+    def _along(self, calls: list[LossCall], has_aux: bool, directions: Sequence[Tensor]) -> Along:
+        return self._path.along(self._losses(calls, has_aux), directions, self._replay())
+
+    def _losses(self, calls: list[LossCall], has_aux: bool) -> list[Callable[[], Tensor]]:
+        """The losses of a step, in the parts that the estimate takes its batch in."""
+        parts = [calls]
+        if len(calls) == 1:
+            ((function, batch),) = calls
+            parts = [[LossCall(function, part)] for part in self.estimate.parts(function, *batch)]
+        return [partial(losses_of, part, has_aux) for part in parts]
 
     def _replay(self) -> Replay:
         return Replay([leaf.device for leaf in self._leaves])

@@ -108,7 +108,7 @@ def clipped(grads: Sequence[Tensor], most: float | None) -> Sequence[Tensor]:
     return [grad * factor.to(grad) for grad in grads]
 
 
-def look_back(held: Course, losses: Callable[[], Tensor], replay: AnyReplay) -> Along:
+def look_back(held: Course, losses: Sequence[Callable[[], Tensor]], replay: AnyReplay) -> Along:
     """Measure the path from the trailing mean to here, and go back there where the parameters were thrown far off.
 
     To halve the rate alone would not do: they would stay where they are, and the rate be halved again and again.

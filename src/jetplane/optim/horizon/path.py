@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -52,20 +52,27 @@ class _Since:
         return (self.leaves[position].detach() - self.places[position]).unsqueeze(0)[start:stop]
 
 
+Losses = Callable[[], Tensor]
+
+
 class Path:
-    """Measures the losses of a function along directions from where the leaves are."""
+    """Measures the losses of a function along directions from where the leaves are.
+
+    The losses (B,) of a batch may be those of several functions, each of some samples: one is run after the other, and
+    all that is held is what one of them needs.
+    """
 
     def __init__(self, leaves: Sequence[Tensor], crew: Crew | None = None) -> None:
         self._leaves, self._crew = leaves, crew
         self._curvature: Curvature = GaussNewton()
         self._count = 1  # losses of the last pass
 
-    def along(self, losses: Callable[[], Tensor], direction: Sequence[Tensor], replay: Replay | ReplayTraced) -> Along:
-        """What ``losses`` (B,) do along ``direction``. Random numbers, buffers and leaves stay as they are."""
+    def along(self, losses: Sequence[Losses], direction: Sequence[Tensor], replay: Replay | ReplayTraced) -> Along:
+        """What ``losses`` do along ``direction``. Random numbers, buffers and leaves stay as they are."""
         return self._seen(losses, Given([part.unsqueeze(0) for part in direction]), replay, None)
 
-    def since(self, places: Sequence[Tensor], losses: Callable[[], Tensor], replay: Replay | ReplayTraced) -> Along:
-        """What ``losses`` (B,) do along the way from other ``places`` of the leaves to here, and are there.
+    def since(self, places: Sequence[Tensor], losses: Sequence[Losses], replay: Replay | ReplayTraced) -> Along:
+        """What ``losses`` do along the way from other ``places`` of the leaves to here, and are there.
 
         No copy of all leaves is made: neither of the way, nor to go there and come back.
         """
@@ -74,16 +81,18 @@ class Path:
     @torch.no_grad()
     def _seen(
         self,
-        losses: Callable[[], Tensor],
+        losses: Sequence[Losses],
         direction: Directions,
         replay: Replay | ReplayTraced,
         places: Sequence[Tensor] | None,
     ) -> Along:
         try:
             with self._told():
-                numbers = self._measure(replay, losses, direction)
-                other = None if places is None else self._back(replay, losses, places)
-            loss, slope, curvature, other = self._averaged(numbers, other)
+                numbers, counts = zip(*(self._measure(replay, one, direction) for one in losses), strict=True)
+                others = None if places is None else self._back(replay, losses, places)
+            self._count = sum(counts)
+            found = [_mean(each, counts) for each in zip(*numbers, strict=True)]
+            loss, slope, curvature, other = self._averaged(found, None if others is None else _mean(others, counts))
         finally:
             replay.rewind()
         curvature = curvature.abs()
@@ -109,8 +118,9 @@ class Path:
         return list((total[1:] / total[0]).to(loss.device).unbind())
 
     def _measure(
-        self, replay: Replay | ReplayTraced, losses: Callable[[], Tensor], direction: Directions
-    ) -> list[Tensor]:
+        self, replay: Replay | ReplayTraced, losses: Losses, direction: Directions
+    ) -> tuple[list[Tensor], int]:
+        """The mean loss of some samples, its slope and its curvature, and how many samples they are."""
         try:
             return self._pass(replay, losses, direction)
         except MissingBoundary as error:
@@ -118,7 +128,7 @@ class Path:
             self._curvature = ExactHessian()
             return self._pass(replay, losses, direction)
 
-    def _pass(self, replay: Replay | ReplayTraced, losses: Callable[[], Tensor], direction: Directions) -> list[Tensor]:
+    def _pass(self, replay: Replay | ReplayTraced, losses: Losses, direction: Directions) -> tuple[list[Tensor], int]:
         pairs = self._curvature.pairs(1)
         one = Pass.of(pairs, is_late(self._curvature))
         for position, leaf in enumerate(self._leaves):
@@ -131,15 +141,13 @@ class Path:
         jet = one.jet(replay.run(run))
         model = self._curvature.model(jet, pairs)
         numbers = model.loss, model.slope[0], model.curvature[0, 0]
-        self._count = jet.primal.numel()
-        return [number.to(torch.float64) for number in numbers]
+        return [number.to(torch.float64) for number in numbers], jet.primal.numel()
 
-    def _back(self, replay: Replay | ReplayTraced, losses: Callable[[], Tensor], places: Sequence[Tensor]) -> Tensor:
-        """The mean loss at other places of the leaves, which change places with them for a while."""
+    def _back(self, replay: Replay | ReplayTraced, losses: Sequence[Losses], places: Sequence[Tensor]) -> list[Tensor]:
+        """The mean losses at other places of the leaves, which change places with them for a while."""
         self._exchange(places)
         try:
-            found: Tensor = replay.run(partial(_mean, losses))
-            return found
+            return [replay.run(partial(_mean_of, one)) for one in losses]
         finally:
             self._exchange(places)
 
@@ -151,7 +159,14 @@ class Path:
         torch.clear_autocast_cache()  # it would hold casts of the parameters from before
 
 
-def _mean(losses: Callable[[], Any]) -> Tensor:
+def _mean_of(losses: Losses) -> Tensor:
     with torch.no_grad():
-        mean: Tensor = losses().mean(dtype=torch.float64)
-        return mean
+        return losses().mean(dtype=torch.float64)
+
+
+def _mean(parts: Sequence[Tensor], counts: Sequence[int]) -> Tensor:
+    """The mean of what was found in parts of so many samples."""
+    if len(parts) == 1:
+        return parts[0]
+    weighed = [part * (count / sum(counts)) for part, count in zip(parts, counts, strict=True)]
+    return torch.stack(weighed).sum(0)

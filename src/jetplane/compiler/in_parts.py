@@ -1,0 +1,51 @@
+"""A compiled call whose batch goes in parts: one graph for each of them in turn, and one for what all have found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .capture import Compiled
+
+__all__ = ["InParts"]
+
+
+@dataclass(frozen=True, eq=False)
+class InParts:
+    """Takes the inputs of a call, of which those at ``places`` have all samples of the batch.
+
+    ``part`` takes them with one part of the samples there, and at the end the number of samples before it; its last
+    output is that part's share of the mean loss. ``end`` takes the same inputs after the last part, with that mean.
+    """
+
+    part: Compiled
+    end: Compiled
+    places: Sequence[int]
+    offsets: Sequence[Tensor]  # (), of each part
+
+    @staticmethod
+    def offsets_of(samples: int, count: int, device: torch.device) -> list[Tensor]:
+        """Those of parts of one size."""
+        return [
+            torch.full((), start, dtype=torch.int64, device=device) for start in range(0, samples, samples // count)
+        ]
+
+    @property
+    def compiled(self) -> Compiled:
+        """As one function of tensors."""
+        return Compiled(self, self.part.written | self.end.written)
+
+    def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """The outputs of the first part's program, and of the end."""
+        found: list[Sequence[Tensor]] = []
+        now = list(inputs)
+        for number, offset in enumerate(self.offsets):
+            for place in self.places:
+                size = inputs[place].shape[0] // len(self.offsets)
+                now[place] = inputs[place].narrow(0, number * size, size)
+            found.append(self.part([*now, offset]))
+        loss = torch.stack([outputs[-1] for outputs in found]).sum(0)
+        return [*found[0][:-1], *self.end([*now, loss])]
