@@ -85,14 +85,14 @@ class CompiledEstimate:
 
     def _compiled(self, graph: Graph, inputs: Sequence[Tensor]) -> tuple[TracedEstimate, Many]:
         traced = self._trace(graph, inputs, self._call.division)
-        every, body = [*inputs, *traced.tensors, *traced.sums, *self._call.ours], _Body(traced, len(inputs))
+        every, body = [*inputs, *traced.tensors, *traced.sums, *self._call.ours], _EstimateBody(traced, len(inputs))
         if traced.division is None:
             return traced, many_times(body.compiled(body.whole, every), every)
         fed = self._call.several.fed(inputs)
         return traced, many_times(body.in_parts(every, places_of(inputs, fed)), every)
 
 
-class _Body:
+class _EstimateBody:
     """What is compiled of a call, over the program's inputs, the estimate's tensors, its sums, .grad, seed and step."""
 
     def __init__(self, traced: TracedEstimate, places: int) -> None:
