@@ -30,6 +30,8 @@ def llama(kind: str, size: int) -> nn.Module:
         return sharded(model)
     if kind == "tensor parallel":
         return parallelised(model, init_device_mesh("cpu", (size,)))
+    if kind == "hybrid":
+        return sharded(model, mesh=init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("copies", "parts")))
     if kind == "both":
         mesh = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("data", "tensor"))
         return sharded(parallelised(model, mesh["tensor"]), mesh=mesh["data"])
@@ -138,6 +140,49 @@ def penalised(place: Place) -> dict[str, Any]:
     return found
 
 
+def held(kind: str, place: Place, steps: int = 3, **options: Any) -> dict[str, Any]:
+    """HorizonAdam on a model that is shared out, and on one that every process has whole; gone on with by another."""
+    mine = (tokens(9) * 5 % 24).tensor_split([4] if place.size == 2 else [2, 4, 7])[place.rank]
+    found: dict[str, Any] = {}
+    for one in (kind, "whole"):
+        losses = []
+        model = llama(one, place.size)
+        opt = optim.HorizonAdam(model.parameters(), process_group=place.group, check_every=1, **options)
+        for step in range(steps):
+            if step == 1:
+                values, state = {name: p.detach().clone() for name, p in model.named_parameters()}, opt.state_dict()
+                model = llama(one, place.size)
+                with torch.no_grad():
+                    for name, p in model.named_parameters():
+                        p.copy_(values[name])
+                opt = optim.HorizonAdam(model.parameters(), process_group=place.group, check_every=1, **options)
+                opt.load_state_dict(state)
+            losses.append(opt.step(lambda x, model=model: loss(model, x, "none"), mine))
+        with torch.no_grad():
+            model(mine)  # FSDP leaves a root whole
+        with opt.averaged(), torch.no_grad():
+            found[f"{one}, averaged"] = loss(model, tokens())
+        found[one], found[f"{one}, losses"] = whole(model), torch.stack(losses)
+        found[f"{one}, numbers"] = sum(
+            getattr(t, "_local_tensor", t).numel() for p in model.parameters() for t in opt.state[p].values()
+        )
+    return found
+
+
+def estimated(kind: str, place: Place, **options: Any) -> dict[str, Any]:
+    """Forward gradients of the same."""
+    mine = tokens(5).tensor_split([3])[place.rank]
+    found: dict[str, Any] = {}
+    for one in (kind, "whole"):
+        model = llama(one, place.size)
+        estimate = jp.ForwardGradient(model.named_parameters(), process_group=place.group, **options)
+        losses = [estimate(lambda x, model=model: loss(model, x, "none"), mine) for _ in range(3)]
+        grads = [p.grad for p in model.parameters()]
+        found[one] = torch.cat([g.full_tensor().flatten() if hasattr(g, "full_tensor") else g.flatten() for g in grads])
+        found[f"{one}, losses"] = torch.stack(losses)
+    return found
+
+
 # -- derivatives along inputs -----------------------------------------------------------------------------------------
 
 
@@ -215,8 +260,14 @@ def refusals(place: Place) -> dict[str, str]:
             lambda: optim.FoMoHKD(params, 0.1, directions=[PreviousStep(), Gaussian(1)], process_group=group)
         ),
         "journal": message(journalled),
-        "HorizonAdam": message(lambda: optim.HorizonAdam(params, process_group=group)),
-        "ForwardGradient": message(lambda: jp.ForwardGradient(params, process_group=group)),
+        "HorizonAdam alone": message(lambda: optim.HorizonAdam(params)),
+        "ForwardGradient alone": message(lambda: jp.ForwardGradient(params)),
+        "shared tangents": message(lambda: jp.ForwardGradient(params, process_group=mesh)),
+        "some processes": message(lambda: some_processes(params)),
+        "not managed": message(lambda: optim.HorizonAdam([spread.requires_grad_()], process_group=group)),
+        "inputs cut": message(lambda: inputs_cut(group)),
+        "inputs cut, own axes": message(lambda: inputs_cut(group, rotate=False)),
+        "its part": message(lambda: reading_parts(group)),
         "quadratic": message(lambda: jp.quadratic(lambda w: w.sum(), spread, torch.ones(1, 4, 2))),
         "partial": message(lambda: jp.perturb([partial], Gaussian(1))),
         "uneven": message(lambda: jp.perturb([uneven], Gaussian(1))),
@@ -229,6 +280,32 @@ def refusals(place: Place) -> dict[str, str]:
     }
 
 
+def some_processes(params: list[Any]) -> None:
+    """A group that does not have all the processes of the parameters."""
+    groups = [torch.distributed.new_group([rank]) for rank in range(2)]
+    jp.ForwardGradient(params, process_group=groups[torch.distributed.get_rank()])
+
+
+def inputs_cut(group: Any, **options: Any) -> None:
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Shard
+
+    model: Any = fully_shard(seeded(lambda: nn.Linear(4, 3)), shard_placement_fn=lambda p: Shard(p.ndim - 1))
+    opt = optim.HorizonAdam(model.parameters(), process_group=group, **options)
+    opt.step(lambda x: model(x).square().sum(1), torch.ones(2, 4, dtype=torch.float64))
+
+
+def reading_parts(group: Any) -> None:
+    """A penalty on the parameters that the optimizer was given."""
+    from torch.distributed.fsdp import fully_shard
+
+    model: Any = fully_shard(seeded(lambda: nn.Linear(4, 3)))
+    params = list(model.parameters())
+    estimate = jp.ForwardGradient(params, process_group=group)
+    x = torch.ones(2, 4, dtype=torch.float64)
+    estimate(lambda x: model(x).square().sum(1) + params[0].square().sum().full_tensor(), x)
+
+
 def short_jobs() -> dict[str, Callable[[Place], Any]]:
     """What two processes do in every run of the tests."""
     found: dict[str, Callable[[Place], Any]] = {}
@@ -236,6 +313,9 @@ def short_jobs() -> dict[str, Callable[[Place], Any]]:
         found[f"plane, {kind}"] = lambda place, kind=kind: plane(kind, place)
     found["FoMoHKD, fsdp"] = lambda place: stepped("FoMoHKD", "fsdp", place, 2)
     found["FoMoHKD, tensor parallel"] = lambda place: stepped("FoMoHKD", "tensor parallel", place, 2)
+    found["held, fsdp"] = lambda place: held("fsdp", place, 5, clip=0.3, weight_decay=0.1, every=2)
+    found["estimated, fsdp"] = lambda place: estimated("fsdp", place)
+    found["estimated, weights"] = lambda place: estimated("fsdp", place, estimator="weight", samples=4)
     found["clipped"] = lambda place: stepped("clipped", "fsdp", place, 1)
     found["penalised"] = penalised
     for kind in ("whole", "fsdp", "replicate", "short"):
@@ -255,4 +335,8 @@ def steps_jobs() -> dict[str, Callable[[Place], Any]]:
 
 def both_jobs() -> dict[str, Callable[[Place], Any]]:
     """What four processes do in the slow tests."""
-    return {"plane, both": lambda place: plane("both", place)}
+    return {
+        "plane, both": lambda place: plane("both", place),
+        "held, fsdp": lambda place: held("fsdp", place, 12),
+        "held, hybrid": lambda place: held("hybrid", place, 12, clip=0.3, every=2),
+    }

@@ -17,6 +17,7 @@ from ..ad import _torch
 from ..ad.engine.locate import users_level
 from ..ad.run.auxiliary import split_aux
 from ..ad.run.budget import parse_bytes
+from ..ad.run.parts import Wholes, shared_facts
 from ..ad.run.replay import Replay
 from ..compiler.capture import Graph
 from ..compiler.several import Several, alone, entries, stacked
@@ -136,6 +137,7 @@ class ForwardGradient:
                     f"expected {name}=False."
                 )
         self._parameters = Parameters(params)
+        self.crew.check_shared_out(self._parameters.given, self._parameters.names, type(self).__name__)
         least = 0 if compile else _worth_no_pass(self._parameters.tensors[0].device)
         self._width = Width(samples, chunk_size, None if memory is None else parse_bytes(memory), least=least)
         self._probe_every = probe_every
@@ -164,6 +166,11 @@ class ForwardGradient:
             self._known.step.fill_(value)
         else:
             self._known.step = value
+
+    @property
+    def wholes(self) -> Wholes:
+        """The parameters, where FSDP shares some out: whole for as long as a step needs them."""
+        return self._parameters.wholes
 
     # -- use --------------------------------------------------------------------------------------------------------
 
@@ -317,7 +324,7 @@ class ForwardGradient:
     ) -> Any:
         """The same with what is ``known`` from calls before, which learns from this one."""
         meeting = self._meeting(known, offset, total)
-        with meeting.around():
+        with self._parameters.wholes.gathered(), meeting.around():
             program = self._program(loss_fn, batch, has_aux)
             if self.estimator == "weight":
                 losses, aux = weight_gradient(
@@ -336,26 +343,28 @@ class ForwardGradient:
         # alone the step may be a tensor, which nobody asks while a graph is captured
         step = 0 if self.crew.processes is None else int(known.step)
         self._begin(step)
-        self.crew.check(step, self._parameters.tensors)
+        self.crew.check(step, self._parameters.everywhere[0])
         return self.crew.meeting(f"call {step}", offset, total)
 
     def _begin(self, step: int) -> None:
         """Before the first call: compare the processes, or say that there are several."""
-        self.crew.begin(self.facts, step, self._parameters.tensors, self._parameters.names)
+        self.crew.begin(self.facts, step, *self._parameters.everywhere)
 
     def facts(self) -> dict[str, Any]:
         """What processes that call it together must have in common."""
         options = {"estimator": self.estimator, "coupled": self.coupled, "batch_norm": self.batch_norm}
+        options |= shared_facts(self._parameters.given, self._parameters.names)
         return {"the seed": self.seed, "samples": self.samples, "control": self._known.control is not None, **options}
 
     def sites(self, loss_fn: Callable[..., Any], *batch: Any, has_aux: bool = False) -> list[Site]:
         """Where noise enters, and how the samples lie there. Touches no gradient, buffer or random state."""
         passes = self._passes(self._program(loss_fn, batch, has_aux))
-        try:
-            with _steady():
-                return self._known.plans.find(passes, self._width).sites
-        finally:
-            passes.replay.rewind()
+        with self._parameters.wholes.gathered():
+            try:
+                with _steady():
+                    return self._known.plans.find(passes, self._width).sites
+            finally:
+                passes.replay.rewind()
 
     def reset(self) -> None:
         """Forget what the control variate has learned, as for other values of the parameters."""

@@ -10,7 +10,7 @@ from ..parallel.crew import Crew
 from .moving import Moving
 from .watching import NOBODY, Watcher
 
-__all__ = ["check_shared_out", "shared_facts"]
+__all__ = ["check_shared_out"]
 
 
 def check_shared_out(moving: Moving, family: Learning, crew: Crew, watcher: Watcher) -> None:
@@ -43,14 +43,3 @@ def check_shared_out(moving: Moving, family: Learning, crew: Crew, watcher: Watc
 
 def _families(family: Any) -> list[Any]:
     return [one for part in family.families for one in _families(part)] if isinstance(family, Mixed) else [family]
-
-
-def shared_facts(moving: Moving) -> dict[str, Any]:
-    """What has to be the same of these parameters in all processes; what is in them, is not."""
-    found: dict[str, Any] = {}
-    for tensor, label in zip(moving.tensors, moving.labels, strict=True):
-        if is_shared_out(tensor):
-            found[f"the whole shape of {label}"] = str(tuple(tensor.shape))
-            found[f"the dtype of the whole {label}"] = str(tensor.dtype)
-            found[f"the placements of {label}"] = str(tensor.placements)  # type: ignore[attr-defined]
-    return found

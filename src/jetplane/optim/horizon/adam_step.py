@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ...ad.run.parts import whole_like
 from ...ad.run.replay import Replay
 from ...ad.run.replay_traced import ReplayTraced
 from . import eigenbasis
 from .forgetting import Forgetting
+from .held_parts import ALL_HERE, AllHere
 from .path import Along, Path
 
 __all__ = ["PATH", "Course", "LookBack", "MovingLeaf", "Rules", "StepTaken", "clipped", "fresh", "look_back", "take"]
@@ -64,6 +67,7 @@ class Course:
     numbers: Tensor  # (5,) of the path
     forgetting: Forgetting
     path: Path
+    parts: AllHere = ALL_HERE
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -90,11 +94,11 @@ def fresh(leaf: Tensor, rotate: bool) -> dict[str, Tensor]:
     """What is kept for a parameter, before the first step."""
     start = leaf.detach()
     zeros = torch.zeros_like(start)
-    axes = eigenbasis.fresh(leaf) if rotate else {}
+    axes = eigenbasis.fresh(whole_like(start)) if rotate else {}
     return {"exp_avg": zeros, "exp_avg_sq": zeros.clone(), "trail": start.clone(), "average": start.clone(), **axes}
 
 
-def clipped(grads: Sequence[Tensor], most: float | None) -> Sequence[Tensor]:
+def clipped(grads: Sequence[Tensor], most: float | None, parts: AllHere = ALL_HERE) -> Sequence[Tensor]:
     """Gradients of a norm of at most ``most``, all together, as ``torch.nn.utils.clip_grad_norm_`` has them.
 
     Example:
@@ -103,7 +107,7 @@ def clipped(grads: Sequence[Tensor], most: float | None) -> Sequence[Tensor]:
     """
     if most is None:
         return grads
-    total = torch.nn.utils.get_total_norm(list(grads))
+    total = parts.norm(grads)
     factor = (most / (total + 1e-6)).clamp(max=1.0)
     return [grad * factor.to(grad) for grad in grads]
 
@@ -113,7 +117,8 @@ def look_back(held: Course, losses: Sequence[Callable[[], Tensor]], replay: AnyR
 
     To halve the rate alone would not do: they would stay where they are, and the rate be halved again and again.
     """
-    seen = held.path.since([leaf.state["trail"] for leaf in held.leaves], losses, replay)
+    places = held.parts.wholes([leaf.state["trail"] for leaf in held.leaves])
+    seen = held.path.since(places, losses, replay)
     thrown = _thrown(held, seen)
     for leaf, state, *_ in held.leaves:
         leaf.copy_(torch.where(thrown, state["trail"], leaf))
@@ -131,9 +136,10 @@ def take(
 ) -> StepTaken:
     """Move by an estimate of the gradient, after what was ``seen`` of the path; ``first`` measures the first step."""
     taken = torch.isfinite(loss) & torch.stack([torch.isfinite(grad).all() for grad in grads]).all()
+    taken = held.parts.everywhere(taken)
     held.numbers[_COUNT] += taken
     if rules.forget:
-        held.forgetting.see(held.tensors, grads, _horizon(held), taken)
+        held.forgetting.see(held.tensors, grads, _horizon(held), taken, held.parts)
     directions: Iterable[Tensor] = _directions(rules, held, grads, taken, first is not None)
     if first is not None:
         directions = list(directions)  # else they are made one by one, as the parameters move
@@ -149,13 +155,13 @@ def take(
 def _directions(rules: Rules, held: Course, grads: Sequence[Tensor], taken: Tensor, is_first: bool) -> Iterator[Tensor]:
     """Adam's directions, downhill."""
     share, corrections = 1 / _horizon(held), dict[Any, tuple[Tensor, Tensor]]()
-    for leaf, grad in zip(held.leaves, grads, strict=True):
+    for place, (leaf, grad) in enumerate(zip(held.leaves, grads, strict=True)):
         first, second = leaf.betas
         alike = leaf.begun, first, second
         if alike not in corrections:
             count = held.numbers[_COUNT] - leaf.begun
             corrections[alike] = 1 - first**count, (1 - second**count).sqrt()
-        eigenbasis.see(leaf.state, grad, share, taken)
+        eigenbasis.see(leaf.state, grad, share, taken, partial(held.parts.moment, place=place))
         if is_first or leaf.new:
             eigenbasis.refresh(leaf.state)
         yield _direction(rules, leaf, grad, taken, corrections[alike])
@@ -205,7 +211,7 @@ def _follow(rules: Rules, held: Course, seen: LookBack) -> None:
 
 def _first_rate(held: Course, along: Along) -> Tensor:
     best = along.best
-    size = torch.stack([leaf.tensor.abs().mean(dtype=torch.float64) for leaf in held.leaves]).mean()
+    size = held.parts.sizes(held.tensors).mean()
     # where the batch has no best step along this direction: one that changes the parameters by little
     rate = torch.where(torch.isfinite(best) & (best > 0), _CAUTIOUS * best, 1e-4 * size + 1e-8)
     # a model of the loss that holds for so small parameters alone says nothing of so long a step: of inputs or

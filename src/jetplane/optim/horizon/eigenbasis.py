@@ -17,7 +17,7 @@ differ between machines from its first step. With the shift the axes of small ei
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -78,11 +78,14 @@ def affordable(leaves: Sequence[Tensor]) -> set[int]:
     return found
 
 
-def see(state: State, grad: Tensor, share: Tensor, taken: Tensor) -> None:
-    """Take a gradient into the mean, with a weight of ``share``, if the step is ``taken``."""
+def see(state: State, grad: Tensor, share: Tensor, taken: Tensor, summed: Callable[[Tensor], Tensor]) -> None:
+    """Take a gradient into the mean, with a weight of ``share``, if the step is ``taken``.
+
+    Of some rows of a gradient here, ``summed`` adds what others have of the rest.
+    """
     if "moment" in state:
         rows, moment = grad.flatten(1), state["moment"]
-        found = rows.T @ rows
+        found = summed(rows.T @ rows)
         taken = taken & torch.isfinite(found).all()  # a finite gradient may have a square that is not
         moment.lerp_(torch.where(taken, found, moment), share.to(moment))
 

@@ -67,6 +67,10 @@ class Path:
         self._curvature: Curvature = GaussNewton()
         self._count = 1  # losses of the last pass
 
+    def at(self, leaves: Sequence[Tensor]) -> None:
+        """From now on the leaves are these, as after they were gathered anew."""
+        self._leaves = leaves
+
     def along(self, losses: Sequence[Losses], direction: Sequence[Tensor], replay: Replay | ReplayTraced) -> Along:
         """What ``losses`` do along ``direction``. Random numbers, buffers and leaves stay as they are."""
         return self._seen(losses, Given([part.unsqueeze(0) for part in direction]), replay, None)
