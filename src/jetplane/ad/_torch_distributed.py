@@ -66,6 +66,11 @@ def finished(results: Sequence[Tensor]) -> Any:
     return torch._C._distributed_c10d._create_work_from_future(future).boxed()  # type: ignore[attr-defined]
 
 
+def holders(tensor: Tensor) -> int:
+    """How many hold a tensor: Python as a whole, and each thread of C++ that works on it."""
+    return int(tensor._use_count())  # type: ignore[attr-defined]
+
+
 # -- tensors around tensors -----------------------------------------------------------------------------------------
 
 

@@ -123,9 +123,7 @@ class Parameters:
 
     def hooked(self) -> list[str]:
         """The names of those with hooks for their gradients."""
-        return [
-            name for name, tensor in zip(self.names, self.given, strict=True) if _torch.has_gradient_hooks(tensor)
-        ]
+        return [name for name, tensor in zip(self.names, self.given, strict=True) if _torch.has_gradient_hooks(tensor)]
 
     def touched(self, tensor: Tensor) -> list[str]:
         """The names of the parameters that have an element in common with ``tensor``."""
