@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 import jetplane as jp
 from jetplane import optim
 from jetplane.directions import Gaussian, Orthonormal, Plane, PreviousStep, Rademacher, RankOne
-from jetplane.journal import Journal
+from jetplane.journal import Journal, SharedJournal, opened, replay, verify
 from jetplane.optim.acceptance import UNRAISED
 from jetplane.solvers import LevenbergMarquardt
 from jetplane.testing.oracle import double_backward
@@ -183,6 +184,48 @@ def estimated(kind: str, place: Place, **options: Any) -> dict[str, Any]:
     return found
 
 
+def journalled(kind: str, place: Place) -> dict[str, Any]:
+    """One journal of parameters that are shared out, gone on with twice, the second time with the whole model; and one
+    of each process."""
+    mine = tokens(5).tensor_split([3])[place.rank] if kind == "fsdp" else tokens(5)
+    base = place_of(place)
+    found: dict[str, Any] = {}
+    for one, until in ((kind, 3), (kind, 5), ("whole", 6)):
+        model = llama(one, place.size)
+        if until > 3:
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.zero_()  # what is in them is in the journal
+        opt = optim.FoMoHKD(list(model.parameters()), 0.3, 2, clip=0.1, process_group=place.group)
+        options = {"digest_every": 1, "snapshot_every": 2}
+        with SharedJournal(f"{base}/shared", opt, model=model, **options) as journal:
+            found[f"{until}, from"] = journal.step
+            for _ in range(journal.step, until):
+                opt.step(lambda x, model=model: loss(model, x), mine)
+            journal.commit()
+        torch.distributed.barrier()
+        found[f"{until}, model"] = whole(model)
+        found[f"{until}, replay"] = torch.cat([t.flatten() for t in replay(f"{base}/shared").values()])
+        torch.distributed.barrier()
+    checked = verify(f"{base}/shared")
+    found["checked"] = [checked.steps, checked.digests, checked.snapshots]
+    own, model = f"{base}/{place.rank}", llama(kind, place.size)
+    opt = optim.FoMoHKD(list(model.parameters()), 0.3, 2, clip=0.1, process_group=place.group)
+    with Journal(own, opt, model=model, digest_every=2):
+        for _ in range(3):
+            opt.step(lambda x: loss(model, x), mine)
+    found["own"] = torch.equal(torch.cat([t.flatten() for t in replay(own).values()]), whole(model))
+    found["own, steps"] = opened(own).last
+    return found
+
+
+def place_of(place: Place) -> str:
+    """A folder that all processes know."""
+    said = [tempfile.mkdtemp() if place.rank == 0 else ""]
+    torch.distributed.broadcast_object_list(said, src=0)
+    return str(said[0])
+
+
 # -- derivatives along inputs -----------------------------------------------------------------------------------------
 
 
@@ -242,11 +285,6 @@ def refusals(place: Place) -> dict[str, str]:
     spread = distribute_tensor(whole, one, [Shard(0)])
     uneven = DTensor.from_local(whole[: 1 + 2 * place.rank], one, [Shard(0)], shape=(4, 2), stride=(2, 1))
 
-    def journalled() -> None:
-        opt = optim.FGD(params, 0.1, process_group=group)
-        opt._watcher = Journal  # type: ignore[assignment]
-        opt.step(lambda x: loss(model, x), tokens())
-
     def part() -> None:
         with jp.perturb([spread], torch.ones(1, 1, 4, 2, dtype=torch.float64)) as jets:
             value = spread.square()
@@ -259,7 +297,6 @@ def refusals(place: Place) -> dict[str, str]:
         "memory": message(
             lambda: optim.FoMoHKD(params, 0.1, directions=[PreviousStep(), Gaussian(1)], process_group=group)
         ),
-        "journal": message(journalled),
         "HorizonAdam alone": message(lambda: optim.HorizonAdam(params)),
         "ForwardGradient alone": message(lambda: jp.ForwardGradient(params)),
         "shared tangents": message(lambda: jp.ForwardGradient(params, process_group=mesh)),
@@ -313,6 +350,8 @@ def short_jobs() -> dict[str, Callable[[Place], Any]]:
         found[f"plane, {kind}"] = lambda place, kind=kind: plane(kind, place)
     found["FoMoHKD, fsdp"] = lambda place: stepped("FoMoHKD", "fsdp", place, 2)
     found["FoMoHKD, tensor parallel"] = lambda place: stepped("FoMoHKD", "tensor parallel", place, 2)
+    for kind in ("fsdp", "tensor parallel"):
+        found[f"journal, {kind}"] = lambda place, kind=kind: journalled(kind, place)
     found["held, fsdp"] = lambda place: held("fsdp", place, 5, clip=0.3, weight_decay=0.1, every=2)
     found["estimated, fsdp"] = lambda place: estimated("fsdp", place)
     found["estimated, weights"] = lambda place: estimated("fsdp", place, estimator="weight", samples=4)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,19 +19,15 @@ class InParts:
 
     ``part`` takes them with one part of the samples there, and at the end the number of samples before it; its last
     output is that part's share of the mean loss. ``end`` takes the same inputs after the last part, with that mean.
+    Between them ``exchange`` is what other processes have found: it changes the inputs that parts add to, and gives the
+    mean of all.
     """
 
     part: Compiled
     end: Compiled
     places: Sequence[int]
     offsets: Sequence[Tensor]  # (), of each part
-
-    @staticmethod
-    def offsets_of(samples: int, count: int, device: torch.device) -> list[Tensor]:
-        """Those of parts of one size."""
-        return [
-            torch.full((), start, dtype=torch.int64, device=device) for start in range(0, samples, samples // count)
-        ]
+    exchange: Callable[[Sequence[Tensor], Tensor], Tensor] | None = None
 
     @property
     def compiled(self) -> Compiled:
@@ -48,4 +44,6 @@ class InParts:
                 now[place] = inputs[place].narrow(0, number * size, size)
             found.append(self.part([*now, offset]))
         loss = torch.stack([outputs[-1] for outputs in found]).sum(0)
+        if self.exchange is not None:
+            loss = self.exchange(now, loss)
         return [*found[0][:-1], *self.end([*now, loss])]

@@ -16,6 +16,7 @@ from ..compiler.programs import Programs
 from ..compiler.replayed import Many, many_times
 from ..compiler.several import Several
 from ..errors import CaptureFailed
+from ..parallel.shards import Meeting
 from .passes.sample_parts import Division
 from .traced_estimate import Part, TracedEstimate
 
@@ -29,6 +30,7 @@ class _Call(NamedTuple):
     division: Division | None  # where the batch goes in parts
     ours: list[Tensor]  # .grad of the parameters, seed and step
     losses: list[Tensor]  # what the graph finds: the mean losses (n,)
+    meeting: Meeting | None  # of the processes that make it together
 
 
 class CompiledEstimate:
@@ -39,6 +41,7 @@ class CompiledEstimate:
     ) -> None:
         self._trace, self._parameters = trace, parameters
         self._programs = Programs(self._build)
+        self._found: list[Tensor] = []  # gradients of this process, which are not yet those of all
         self._call: _Call
 
     def __call__(
@@ -49,6 +52,7 @@ class CompiledEstimate:
         numbers: list[Tensor],
         has_aux: bool,
         division: Division | None = None,
+        meeting: Meeting | None = None,
     ) -> tuple[Tensor, Any] | None:
         """Add an estimate for each entry of the batches to ``.grad``: the mean losses (n,), and aux.
 
@@ -57,7 +61,8 @@ class CompiledEstimate:
         """
         casts = casts_around(self._parameters[0].device)
         several = Several.of(batches, count, None if division is None else division.part)
-        self._call = _Call(several, division, [*map(_grad_of, self._parameters), *numbers], [])
+        grads = [*map(_grad_of, self._parameters)] if meeting is None else self._apart()
+        self._call = _Call(several, division, [*grads, *numbers], [], meeting)
         try:
             returned = self._programs.call(func, casts.around, (casts, division), several.first, has_aux)
         finally:
@@ -66,6 +71,12 @@ class CompiledEstimate:
         if returned is None:
             return None
         return call.losses[0], _torch.pytree.tree_map(several.every, returned[1]) if has_aux else None
+
+    def _apart(self) -> list[Tensor]:
+        """Where the gradients of this process are added up, to be exchanged."""
+        if not self._found:
+            self._found = [torch.zeros_like(parameter, requires_grad=False) for parameter in self._parameters]
+        return self._found
 
     def _build(self, graph: Graph, inputs: Sequence[Tensor]) -> Run:
         refuse_asking(graph)
@@ -76,6 +87,7 @@ class CompiledEstimate:
             several = self._call.several
             if traced.is_stale(inputs, several.count):
                 traced, many = self._compiled(graph, inputs)
+            traced.stand(self._call.meeting)
             every = [*inputs, *traced.tensors, *traced.sums, *self._call.ours]
             *outputs, losses = many(every, several.fed(inputs), several.count)
             self._call.losses.append(losses)
@@ -88,8 +100,25 @@ class CompiledEstimate:
         every, body = [*inputs, *traced.tensors, *traced.sums, *self._call.ours], _EstimateBody(traced, len(inputs))
         if traced.division is None:
             return traced, many_times(body.compiled(body.whole, every), every)
-        fed = self._call.several.fed(inputs)
-        return traced, many_times(body.in_parts(every, places_of(inputs, fed)), every)
+        fed, alone = self._call.several.fed(inputs), self._call.meeting is None
+        exchange = None if alone else self._exchange(traced, len(inputs))
+        return traced, many_times(body.in_parts(every, places_of(inputs, fed), exchange), every, alone=alone)
+
+    def _exchange(self, traced: TracedEstimate, places: int) -> Callable[[Sequence[Tensor], Tensor], Tensor]:
+        """What comes between the graphs of a call that processes make together: ``.grad`` gets the sum."""
+        first = places + len(traced.tensors)
+
+        def exchange(tensors: Sequence[Tensor], loss: Tensor) -> Tensor:
+            assert self._call.meeting is not None
+            sums = tensors[first : first + len(traced.sums)]
+            mean = traced.met(self._call.meeting, sums, self._found, loss)
+            for parameter, total, place in zip(self._parameters, self._found, traced.places, strict=True):
+                if place is not None:
+                    _grad_of(parameter).add_(total)
+                total.zero_()
+            return mean
+
+        return exchange
 
 
 class _EstimateBody:
@@ -102,13 +131,16 @@ class _EstimateBody:
     def compiled(self, body: Callable[[list[Tensor]], list[Tensor]], every: Sequence[Tensor]) -> Compiled:
         return compiled(body, every, None if self._traced.random else body, writes=True)
 
-    def in_parts(self, every: Sequence[Tensor], places: Sequence[int]) -> Compiled:
-        division, step = self._traced.division, every[-1]
-        assert division is not None
-        offsets = InParts.offsets_of(division.samples, division.count, step.device)
+    def in_parts(
+        self,
+        every: Sequence[Tensor],
+        places: Sequence[int],
+        exchange: Callable[[Sequence[Tensor], Tensor], Tensor] | None,
+    ) -> Compiled:
+        offsets = self._traced.offsets
         part = self.compiled(self.part, [*every, offsets[0]])
         end = self.compiled(self.end, [*every, self._traced.loss_like])
-        return InParts(part, end, places, offsets).compiled
+        return InParts(part, end, places, offsets, exchange).compiled
 
     def whole(self, tensors: list[Tensor]) -> list[Tensor]:
         outputs = self._estimated(tensors, None)

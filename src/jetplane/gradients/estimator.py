@@ -38,7 +38,7 @@ from .noise.statistics import Statistics
 from .passes.divisions import Divisions
 from .passes.kept_plans import KeptPlans, Width
 from .passes.program_passes import Passes, capturing
-from .passes.sample_parts import Division, Inseparable
+from .passes.sample_parts import Division, Inseparable, ShardOf
 from .passes.two_passes import Estimate, looked_at, two_passes
 from .plan.noise_plan import Changed, NoisePlan, Site
 from .program.loss_program import LossProgram
@@ -50,6 +50,7 @@ __all__ = ["ForwardGradient", "forward_gradient"]
 
 log = logging.getLogger("jetplane")
 _HOOKS = "hooks"
+_SHARDS = 64  # programs, or forms of a batch, whose plans are kept for compiled calls in a group
 _NOISY = 4.0  # times the power of all else: what the norms' part may have before it is worth a warning
 
 Params = Iterable[Any] | Mapping[str, Tensor]
@@ -130,13 +131,22 @@ class ForwardGradient:
         self.samples, self.estimator, self.seed = samples, estimator, seed
         self.coupled, self.allow_unused, self.batch_norm = coupled, allow_unused, batch_norm
         self.crew = Crew(process_group, check_every, type(self).__name__)
-        for name, asked in (("compile", compile), ("capturable", capturable)):
-            if asked and self.crew.processes is not None:
-                raise ValueError(
-                    f"{name} is True and there is a process_group; the exchange between processes cannot be captured, "
-                    f"expected {name}=False."
-                )
+        if capturable and not compile and self.crew.processes is not None:
+            raise ValueError(
+                "capturable is True and there is a process_group; the exchange between processes cannot be captured, "
+                "expected capturable=False."
+            )
+        if compile and self.crew.shares_directions:
+            raise ValueError(
+                "compile is True and process_group is a DeviceMesh whose processes share tangents; expected "
+                "compile=False, or a ProcessGroup."
+            )
         self._parameters = Parameters(params)
+        if compile and self._parameters.wholes.any:
+            raise ValueError(
+                f"compile is True and {self._parameters.names[0]} is a sharded parameter, as FSDP's fully_shard makes "
+                "them, which is gathered outside of a graph; expected compile=False."
+            )
         self.crew.check_shared_out(self._parameters.given, self._parameters.names, type(self).__name__)
         least = 0 if compile else _worth_no_pass(self._parameters.tensors[0].device)
         self._width = Width(samples, chunk_size, None if memory is None else parse_bytes(memory), least=least)
@@ -147,12 +157,12 @@ class ForwardGradient:
         self.compile = compile
         self._compiled: CompiledEstimate | None = None
         self._seed_word: tuple[int, Tensor] | None = None  # the seed, and what a graph reads for it
+        self._shards: dict[Any, NoisePlan] = {}  # in a group, by program and form of the batch
         self._told: set[str] = set()  # what was said: places where samples are coupled, and that there are hooks
         tensors, learns = self._parameters.tensors, control and estimator == "activation"
-        first: int | Tensor = step
+        self._known = Known(KeptPlans(), ControlVariate(tensors) if learns else None, step)
         if capturable or compile:
-            first = torch.full((), step, dtype=torch.int64, device=tensors[0].device)
-        self._known = Known(KeptPlans(), ControlVariate(tensors) if learns else None, first)
+            self.count_on_device()
 
     @property
     def step(self) -> int:
@@ -166,6 +176,11 @@ class ForwardGradient:
             self._known.step.fill_(value)
         else:
             self._known.step = value
+
+    def count_on_device(self) -> None:
+        """From now on the step is a tensor, which graphs read and count on."""
+        step, device = int(self._known.step), self._parameters.tensors[0].device
+        self._known.step = torch.full((), step, dtype=torch.int64, device=device)
 
     @property
     def wholes(self) -> Wholes:
@@ -211,6 +226,8 @@ class ForwardGradient:
             raise ValueError(
                 f"offset is {offset}, total {total} and compile True; expected compile=False for a part of a batch."
             )
+        if self.crew.processes is not None:
+            return self._in_group(loss_fn, batch, has_aux)
         found = self._several(loss_fn, alone(batch), 1, has_aux)
         if found is None:
             return self._estimate(self._known, loss_fn, batch, has_aux)
@@ -227,7 +244,9 @@ class ForwardGradient:
         With ``compile`` on CUDA they are replayed as one graph, without a word to the host between them.
         """
         count = entries(loss_fn, batches)
-        found = self._several(loss_fn, batches, count, has_aux) if self.compile else None
+        found = None
+        if self.compile and self.crew.processes is None:
+            found = self._several(loss_fn, batches, count, has_aux)
         if found is None:
             found = self._one_by_one(loss_fn, batches, count, has_aux)
         return found if has_aux else found[0]
@@ -238,7 +257,10 @@ class ForwardGradient:
         parts = []
         for number in range(count):
             batch = [one[number] if isinstance(one, Tensor) else one for one in batches]
-            parts.append(split_aux(self._estimate(self._known, loss_fn, batch, has_aux), has_aux))
+            if self.compile and self.crew.processes is not None:
+                parts.append(split_aux(self._in_group(loss_fn, batch, has_aux), has_aux))
+            else:
+                parts.append(split_aux(self._estimate(self._known, loss_fn, batch, has_aux), has_aux))
         losses, aux = zip(*parts, strict=True)
         return torch.stack(losses), _torch.pytree.tree_map(stacked, *aux) if has_aux else None
 
@@ -255,6 +277,37 @@ class ForwardGradient:
             return compiled(loss_fn, batches, count, self.words, has_aux, division)
 
         return call(None) if has_aux else self.divided(call, loss_fn, batches)
+
+    def _in_group(self, loss_fn: Callable[..., Any], batch: Any, has_aux: bool) -> Any:
+        """A call as graphs, between which processes exchange what they have found."""
+        meeting = self._meeting(self._known, None, None)
+        compiled = self._compiled
+        if compiled is None:
+            self._compiled = compiled = CompiledEstimate(self.traced, self._parameters.tensors)
+        with meeting.around():
+            division = self.shard(meeting, loss_fn, batch, has_aux)
+            found = compiled(loss_fn, alone(batch), 1, self.words, has_aux, division, meeting)
+        if found is None:
+            return self._estimate(self._known, loss_fn, batch, has_aux, meeting=meeting)
+        losses, aux = found
+        return (losses[0], _torch.pytree.tree_map_only(Tensor, lambda one: one[0], aux)) if has_aux else losses[0]
+
+    def shard(self, meeting: Meeting, loss_fn: Callable[..., Any], batch: Any, has_aux: bool) -> ShardOf:
+        """The samples of this process, among those of all that meet. Of a program that is new it makes a plan."""
+        program = self._program(loss_fn, batch, has_aux)
+        if program.identity not in self._shards:
+            passes = self._passes(program)
+            try:
+                self._shards[program.identity] = KeptPlans().measured(passes, self._width)
+            finally:
+                passes.replay.rewind()
+            if len(self._shards) > _SHARDS:
+                self._shards.pop(next(iter(self._shards)))
+        plan = self._shards[program.identity]
+        place = meeting.shard(plan.samples, plan.numbers)
+        assert place is not None
+        count = self._width.samples or plan.tangents_for(place.numbers, place.total)
+        return ShardOf(place.total, 1, count, plan.samples)
 
     def divided(self, call: Callable[[Division | None], T], loss_fn: Callable[..., Any], batches: tuple[Any, ...]) -> T:
         """A compiled ``call``, with how the first of its batches is taken in parts."""
@@ -321,9 +374,10 @@ class ForwardGradient:
         has_aux: bool,
         offset: int | None = None,
         total: int | None = None,
+        meeting: Meeting | None = None,
     ) -> Any:
         """The same with what is ``known`` from calls before, which learns from this one."""
-        meeting = self._meeting(known, offset, total)
+        meeting = self._meeting(known, offset, total) if meeting is None else meeting
         with self._parameters.wholes.gathered(), meeting.around():
             program = self._program(loss_fn, batch, has_aux)
             if self.estimator == "weight":
@@ -387,7 +441,7 @@ class ForwardGradient:
     def __getstate__(self) -> dict[str, Any]:
         """For copy and pickle: all but the plans, which are made anew."""
         known = replace(self._known, plans=KeptPlans(), divisions=Divisions())
-        return self.__dict__ | {"_known": known, "_compiled": None}
+        return self.__dict__ | {"_known": known, "_compiled": None, "_shards": {}}
 
     # -- passes -----------------------------------------------------------------------------------------------------
 

@@ -17,6 +17,8 @@ from ..ad.run.replay import Replay
 from ..ad.run.replay_traced import ReplayTraced
 from ..compiler.capture import Graph
 from ..errors import CaptureFailed
+from ..parallel.digests import tag_of
+from ..parallel.shards import Meeting
 from .noise.learned import Learned
 from .noise.lessons import Lessons, Sums
 from .noise.prediction import NoPrediction, Prediction
@@ -25,7 +27,7 @@ from .noise.sharded import Sharded
 from .noise.signs import Noise
 from .noise.traced import again
 from .passes.program_passes import Passes
-from .passes.sample_parts import Division, Inseparable
+from .passes.sample_parts import Division, Inseparable, ShardOf
 from .passes.two_passes import Estimate, looked_at, two_passes
 from .plan.noise_plan import Changed, NoisePlan, Site
 from .program.loss_program import LossProgram
@@ -88,9 +90,12 @@ class TracedEstimate:
         self.plan, replay = self._planned(inputs)
         self._written = [place for place, tensor in enumerate(inputs) if replay.wrote_to(tensor)]
         if division is not None:
-            if not self.plan.apart:
+            if not self.plan.apart and not isinstance(division, ShardOf):
                 raise Inseparable("the samples of a part are coupled")
             self.plan.whole = division.samples
+        # (), of each part: its first sample's place in the batch
+        starts = [] if division is None else range(0, division.size * division.count, division.size)
+        self.offsets = [torch.full((), start, dtype=torch.int64, device=self.loss_like.device) for start in starts]
         self._learned, self._width = self._start()
         self._sums = None if division is None or self._learned is None else Sums(self._learned)
         self._calls, self._due = 0, settings.probe_every
@@ -180,6 +185,31 @@ class TracedEstimate:
         grads = [leaf.grad if place is not None else None for leaf, place in zip(leaves, self.places, strict=True)]
         outputs[self._graph.loss] = losses.clone()  # as made, they may be a view of what the step will write
         return Found(outputs, losses.sum() / self.plan.total, grads)
+
+    def stand(self, meeting: Meeting | None) -> None:
+        """The samples of the next call are those that this process has at a meeting."""
+        if meeting is not None:
+            for tensor in self.offsets:
+                tensor.fill_(meeting.offset)
+
+    def met(self, meeting: Meeting, sums: Sequence[Tensor], gradients: Sequence[Tensor], loss: Tensor) -> Tensor:
+        """Let ``sums`` and ``gradients`` be those of all processes; their mean loss, of this one's share of it."""
+        plan = self.plan
+        meeting.shard(plan.samples, plan.numbers)  # as many as were counted
+        lessons = [] if self._sums is None else self._sums.lessons(sums).parts()
+        tag = tag_of([plan.name, [] if self._learned is None else list(self._learned.jacobians)])
+        found = meeting.sums(tag, (loss * plan.total).reshape(1), lambda: [*gradients, *lessons])
+        if found is None:
+            for gradient in gradients:
+                gradient.fill_(torch.nan)
+            if self._sums is not None:
+                sums[0].fill_(1.0)  # from what is not finite nobody learns
+            return meeting.mean(loss.reshape(1))
+        for tensor, total in zip(gradients, found, strict=False):
+            tensor.copy_(total)
+        if self._sums is not None:
+            self._sums.put(sums, found[len(gradients) :])
+        return meeting.mean(loss.reshape(1))
 
     def settle(self, own: Sequence[Tensor], sums: Sequence[Tensor]) -> None:
         """Learn from what all parts of a batch have added to ``sums``, which are zero again."""

@@ -414,7 +414,7 @@ class HyperplaneSearch(torch.optim.Optimizer):
         if moving.tensors:
             check_together(moving, self._settings.family.fresh(moving.tensors))
         if moving.shared_out:
-            check_shared_out(moving, self._settings.family, self._crew, self._watcher)
+            check_shared_out(moving, self._settings.family, self._crew)
 
 
 # -- checks of what the user gives --------------------------------------------------------------------------------

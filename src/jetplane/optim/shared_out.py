@@ -8,12 +8,11 @@ from ..ad.run.parts import is_shared_out
 from ..directions import Gradient, Learning, Mixed
 from ..parallel.crew import Crew
 from .moving import Moving
-from .watching import NOBODY, Watcher
 
 __all__ = ["check_shared_out"]
 
 
-def check_shared_out(moving: Moving, family: Learning, crew: Crew, watcher: Watcher) -> None:
+def check_shared_out(moving: Moving, family: Learning, crew: Crew) -> None:
     """Raise unless a step can move parameters some of which processes share out."""
     what = next(label for tensor, label in zip(moving.tensors, moving.labels, strict=True) if is_shared_out(tensor))
     what = f"{what} is a sharded parameter, as FSDP's fully_shard and tensor parallelism make them"
@@ -37,8 +36,6 @@ def check_shared_out(moving: Moving, family: Learning, crew: Crew, watcher: Watc
             f"{what}, and directions that remember have no memory of parts yet; expected ones that are drawn, as "
             "Gaussian(k)."
         )
-    if watcher is not NOBODY:
-        raise ValueError(f"{what}, and a journal has no snapshots of parts yet; expected no journal.")
 
 
 def _families(family: Any) -> list[Any]:

@@ -78,6 +78,13 @@ class Sums:
         for place, part in zip(self._places(), found, strict=True):
             tensors[place].add_(part)
 
+    def put(self, tensors: Sequence[Tensor], parts: Sequence[Tensor]) -> None:
+        """Let the twins be what :meth:`Lessons.parts` of them has become."""
+        lost, *found = parts
+        tensors[0].copy_(lost)
+        for place, part in zip(self._places(), found, strict=True):
+            tensors[place].copy_(part)
+
     def lessons(self, tensors: Sequence[Tensor]) -> Lessons:
         """What was added to them."""
         places = iter(self._places())

@@ -20,7 +20,7 @@ from ...ad.draws import draws
 from ...ad.run.replay import Replay
 from ..program.loss_program import LossProgram
 
-__all__ = ["Division", "Inseparable", "agree", "can_be_cut"]
+__all__ = ["Division", "Inseparable", "ShardOf", "agree", "can_be_cut"]
 
 aten = torch.ops.aten
 
@@ -58,6 +58,20 @@ class Division:
     def parts(self, batch: Any) -> list[Any]:
         """All parts of a batch."""
         return [self.part(batch, number) for number in range(self.count)]
+
+
+@dataclass(frozen=True)
+class ShardOf(Division):
+    """A process's samples, as they are, of a batch that several processes have: the one part that it takes."""
+
+    mine: int  # samples
+
+    @property
+    def size(self) -> int:
+        return self.mine
+
+    def part(self, batch: Any, number: int = 0) -> Any:
+        return batch
 
 
 def can_be_cut(batch: Any, samples: int) -> bool:

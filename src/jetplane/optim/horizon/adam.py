@@ -162,16 +162,16 @@ class HorizonAdam(torch.optim.Optimizer):
         self._low_lr = LowLr()
         self._low_lr.given(self.param_groups)
         self._crew = Crew(process_group, check_every, type(self).__name__)
-        if compile and self._crew.processes is not None:
+        if compile and self._crew.shares_directions:
             raise ValueError(
-                "compile is True and there is a process_group; the exchange between processes cannot be captured, "
-                "expected compile=False."
+                "compile is True and process_group is a DeviceMesh whose processes share tangents; expected "
+                "compile=False, or a ProcessGroup."
             )
         self._calls = 0
         self._report: HorizonReport | None = None
         self._evaluating = False
         self.compile, self._compiled = compile, None
-        self._options = {"samples": samples, "seed": seed, "capturable": compile, **options}
+        self._options = {"samples": samples, "seed": seed, **options}
         self._leaves: list[Tensor] = []
         self._begun: list[int] = []  # for each leaf, the number of steps that were taken without it
         self._new: list[Tensor] = []  # leaves that the next step is the first for
@@ -240,6 +240,8 @@ class HorizonAdam(torch.optim.Optimizer):
         shared = {"step": step, "process_group": self._crew.given, "check_every": None}
         self.estimate = ForwardGradient(leaves, **self._options | shared)
         self.estimate.crew.trust()  # this one looks
+        if self.compile:
+            self.estimate.count_on_device()
         self._begun = [begun.get(id(leaf), taken) for leaf in leaves]
         self._leaves, self._path, self._forgetting = leaves, Path(leaves, self._crew), forgetting
         return True
@@ -265,6 +267,7 @@ class HorizonAdam(torch.optim.Optimizer):
             ((function, given),) = calls
             reports = self._compiled_steps(function, alone(given), 1, has_aux)
             if reports is not None:
+                self._crew.check(self._calls, self._leaves)
                 return reports.loss[0]
         self.zero_grad(set_to_none=False)
         casts = casts_around(self._numbers.device)
@@ -281,7 +284,7 @@ class HorizonAdam(torch.optim.Optimizer):
         The same as as many calls of :meth:`step`. With ``compile`` on CUDA the host only launches them.
         """
         count = entries(closure, batches)
-        if self.compile and self._prepare():
+        if self.compile and self._crew.processes is None and self._prepare():
             reports = self._compiled_steps(closure, batches, count, has_aux)
             if reports is not None:
                 self._opt_called = True  # torch's schedulers look whether there was a step before theirs

@@ -22,7 +22,19 @@ from .forgetting import Forgetting
 from .held_parts import ALL_HERE, AllHere
 from .path import Along, Path
 
-__all__ = ["PATH", "Course", "LookBack", "MovingLeaf", "Rules", "StepTaken", "clipped", "fresh", "look_back", "take"]
+__all__ = [
+    "PATH",
+    "Course",
+    "LookBack",
+    "MovingLeaf",
+    "Rules",
+    "StepTaken",
+    "clipped",
+    "fresh",
+    "look_back",
+    "put_back",
+    "take",
+]
 
 _GAIN = 2.0  # e-foldings of the rate within a horizon, at most
 _SHORTEST = 20.0  # steps: horizon at the start
@@ -118,7 +130,11 @@ def look_back(held: Course, losses: Sequence[Callable[[], Tensor]], replay: AnyR
     To halve the rate alone would not do: they would stay where they are, and the rate be halved again and again.
     """
     places = held.parts.wholes([leaf.state["trail"] for leaf in held.leaves])
-    seen = held.path.since(places, losses, replay)
+    return put_back(held, held.path.since(places, losses, replay))
+
+
+def put_back(held: Course, seen: Along) -> Along:
+    """What follows from a look: where the parameters were thrown far off they go back."""
     thrown = _thrown(held, seen)
     for leaf, state, *_ in held.leaves:
         leaf.copy_(torch.where(thrown, state["trail"], leaf))

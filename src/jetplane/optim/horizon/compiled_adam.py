@@ -26,8 +26,10 @@ from ...gradients import ForwardGradient
 from ...gradients.compiled_estimate import places_of, refuse_asking
 from ...gradients.passes.sample_parts import Division
 from ...gradients.traced_estimate import Part, TracedEstimate
-from .adam_step import Course, LookBack, MovingLeaf, Rules, clipped, look_back, take
-from .path import Along, Path
+from ...parallel.crew import Crew
+from ...parallel.shards import Meeting
+from .adam_step import Course, LookBack, MovingLeaf, Rules, clipped, look_back, put_back, take
+from .path import Along, Path, along_of
 
 __all__ = ["CompiledAdam", "Steps"]
 
@@ -82,6 +84,7 @@ class _UnderWay(NamedTuple):
     several: Several
     division: Division | None  # where their batches go in parts
     found: list[Tensor]
+    meeting: Meeting | None  # of the processes that take the step together
 
 
 class CompiledAdam:
@@ -95,6 +98,8 @@ class CompiledAdam:
         self._table: Tensor
         self._seen: Tensor
         self._under_way: _UnderWay
+        crew = estimate.crew
+        self._crew = None if crew.processes is None else crew
 
     def is_of(self, estimate: ForwardGradient, rules: Rules, clip: float | None) -> bool:
         """Whether the optimizer is still what it was when its steps were compiled."""
@@ -109,12 +114,12 @@ class CompiledAdam:
         """
         self._set(steps.held)
 
-        def call(division: Division | None) -> tuple[list[Tensor], Any] | None:
+        def call(division: Division | None, meeting: Meeting | None = None) -> tuple[list[Tensor], Any] | None:
             several, found = (
                 Several.of(steps.batches, steps.count, None if division is None else division.part),
                 list[Tensor](),
             )
-            self._under_way = _UnderWay(steps, several, division, found)
+            self._under_way = _UnderWay(steps, several, division, found, meeting)
             try:
                 returned = self._programs.call(func, casts.around, (casts, division), several.first, has_aux)
             finally:
@@ -123,6 +128,11 @@ class CompiledAdam:
                 return None
             return found, _torch.pytree.tree_map(several.every, returned[1]) if has_aux else None
 
+        if self._crew is not None:
+            first = Several.of(steps.batches, 1).first
+            meeting = self._crew.meeting(f"step {steps.calls}", None, None)
+            with meeting.around():
+                return call(self._estimate.shard(meeting, func, first, has_aux), meeting)
         return call(None) if has_aux else self._estimate.divided(call, func, steps.batches)
 
     def _set(self, held: Course) -> None:
@@ -146,9 +156,10 @@ class CompiledAdam:
 
         def call(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
             nonlocal made
-            steps, several, _, found = self._under_way
+            steps, several, _, found, meeting = self._under_way
             if made.traced.is_stale(inputs, steps.count):
                 made = self._made(graph, inputs)
+            made.traced.stand(meeting)
             outputs = made.run(inputs, several.fed(inputs), steps)
             found.extend(outputs[-4:])
             return several.keep(outputs[:-4])
@@ -157,16 +168,24 @@ class CompiledAdam:
 
     def _made(self, graph: Graph, inputs: Sequence[Tensor]) -> _Program:
         assert self._form is not None
-        steps, several, division, _ = self._under_way
+        steps, several, division, *_ = self._under_way
         traced = self._estimate.traced(graph, inputs, division)
         parts = [] if division is None else places_of(inputs, several.fed(inputs))
-        frame = _Body(traced, self._form, self._rules, self._clip, len(inputs), steps.held, parts)
+        group = None if self._crew is None else _Group(self._crew, lambda: self._under_way.meeting)
+        frame = _Body(traced, self._form, self._rules, self._clip, len(inputs), steps.held, parts, group)
         return _Program(frame, self._ours)
 
     def _ours(self, held: Course) -> list[Tensor]:
         assert self._form is not None
         numbers = held.numbers, held.forgetting.slopes, self._table, self._seen
         return [*self._form.flat(held), *numbers, *self._estimate.words]
+
+
+class _Group(NamedTuple):
+    """The processes that take a step together, and their meeting at the one under way."""
+
+    crew: Crew
+    meeting: Callable[[], Meeting | None]
 
 
 class _Program:
@@ -205,8 +224,8 @@ class _Program:
 
     def _find(self, back: bool, every: Sequence[Tensor]) -> Many:
         if back not in self._many:
-            made = self._frame.compiled(self._frame.back, every) if back else self._frame.step(every)
-            self._many[back] = many_times(made, every, self._pool)
+            made = self._frame.looks_back(every) if back else self._frame.step(every)
+            self._many[back] = many_times(made, every, self._pool, alone=self._frame.group is None)
         return self._many[back]
 
 
@@ -231,8 +250,9 @@ class _Body:
         places: int,
         held: Course,
         parts: Sequence[int],
+        group: _Group | None,
     ) -> None:
-        self.traced, self.rules = traced, rules
+        self.traced, self.rules, self.group = traced, rules, group
         self._form, self._clip, self._parts = form, clip, parts
         gradients = [] if traced.division is None else [torch.zeros_like(leaf) for leaf in held.tensors]
         self.sums = [*traced.sums, *gradients]
@@ -251,10 +271,45 @@ class _Body:
         """A step, which follows what was seen of the path."""
         if self.traced.division is None:
             return self.compiled(self._whole, every)
-        offsets = self._offsets(every[-1].device)
+        offsets = self.traced.offsets
         part = self.compiled(self._part, [*every, offsets[0]])
         end = self.compiled(self._end, [*every, self.traced.loss_like])
-        return InParts(part, end, self._parts, offsets).compiled
+        return InParts(part, end, self._parts, offsets, None if self.group is None else self._met).compiled
+
+    def _met(self, tensors: Sequence[Tensor], loss: Tensor) -> Tensor:
+        """The mean loss of all processes, with lessons and gradients of all in the place of this one's."""
+        assert self.group is not None
+        meeting = self.group.meeting()
+        assert meeting is not None
+        return self.traced.met(meeting, *self._sums_of(self._split(list(tensors))), loss)
+
+    def looks_back(self, every: Sequence[Tensor]) -> Compiled:
+        """A look back along the path: in a group two graphs, and what all have seen between them."""
+        if self.group is None:
+            return self.compiled(self.back, every)
+        seen = every[0].new_zeros(_SEEN - 1, dtype=torch.float64)
+        here, end = self.compiled(self._seen_here, every), self.compiled(self._seen_by_all, [*every, seen])
+        path, samples = Path([], self.group.crew), self.traced.plan.samples
+
+        def run(tensors: Sequence[Tensor]) -> list[Tensor]:
+            with path.told():
+                (mine,) = here(tensors)
+            return list(end([*tensors, torch.stack(path.averaged(mine.unbind(), samples))]))
+
+        return Compiled(run, here.written | end.written)
+
+    def _seen_here(self, tensors: list[Tensor]) -> list[Tensor]:
+        now = self._split(tensors)
+        places = [leaf.state["trail"] for leaf in now.held.leaves]
+        replay = self.traced.replay(now.given)
+        return [torch.stack(now.held.path.since_alone(places, self._losses(now.given), replay))]
+
+    def _seen_by_all(self, tensors: list[Tensor]) -> list[Tensor]:
+        *tensors, numbers = tensors
+        now = self._split(tensors)
+        along = put_back(now.held, along_of(numbers.unbind()))
+        now.seen.copy_(torch.stack([*along, torch.ones_like(along.slope)]))
+        return [now.seen.clone()]
 
     def back(self, tensors: list[Tensor]) -> list[Tensor]:
         """Look back along the path, and leave what was seen for the step."""
@@ -265,7 +320,7 @@ class _Body:
 
     def first(self, tensors: list[Tensor]) -> list[Tensor]:
         """The first step."""
-        now = self._split(tensors)
+        now = self._split(tensors, None if self.group is None else self.group.crew)
 
         def along(directions: Sequence[Tensor]) -> Along:
             return now.held.path.along(self._losses(now.given), directions, self.traced.replay(now.given))
@@ -274,9 +329,11 @@ class _Body:
             outputs, loss, grads = self._estimated(tensors, None)
             return [*outputs, *self._take(now, loss, grads, None, along)]
         found = []
-        for number, offset in enumerate(self._offsets(now.number.device)):
+        for number, offset in enumerate(self.traced.offsets):
             found.append(self._part([*self._part_of(tensors, number), offset]))
         loss = torch.stack([outputs[-1] for outputs in found]).sum(0)
+        if self.group is not None:
+            loss = self._met(tensors, loss)
         return [*found[0][:-1], *self._ended(tensors, loss, None, along)]
 
     # -- a step in one ----------------------------------------------------------------------------------------------
@@ -358,12 +415,7 @@ class _Body:
         lessons = len(self.traced.sums)
         return now.sums[:lessons], now.sums[lessons:]
 
-    def _offsets(self, device: torch.device) -> list[Tensor]:
-        division = self.traced.division
-        assert division is not None
-        return InParts.offsets_of(division.samples, division.count, device)
-
-    def _split(self, tensors: list[Tensor]) -> _Now:
+    def _split(self, tensors: list[Tensor], crew: Crew | None = None) -> _Now:
         own, sums, start = self._starts
         given, learned, totals, rest = tensors[:own], tensors[own:sums], tensors[sums:start], tensors[start:]
         unread, states = rest[: len(self._unread)], rest[len(self._unread) :]
@@ -379,7 +431,7 @@ class _Body:
             )
         forgetting = copy.copy(self._forgetting)
         forgetting.slopes = slopes
-        held = Course(leaves, numbers, forgetting, Path([leaf.tensor for leaf in leaves]))
+        held = Course(leaves, numbers, forgetting, Path([leaf.tensor for leaf in leaves], crew))
         return _Now(given, learned, totals, held, seen, seed, count)
 
 

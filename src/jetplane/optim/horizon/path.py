@@ -21,7 +21,7 @@ from ...curvature import Curvature, ExactHessian, GaussNewton, is_late
 from ...errors import MissingBoundary
 from ...parallel.crew import Crew
 
-__all__ = ["Along", "Path"]
+__all__ = ["Along", "Path", "along_of"]
 
 _SAID, _WHAT = 5, "the look along the path"
 
@@ -90,36 +90,49 @@ class Path:
         replay: Replay | ReplayTraced,
         places: Sequence[Tensor] | None,
     ) -> Along:
+        with self.told():
+            numbers = self._numbers(losses, direction, replay, places)
+        return along_of(self.averaged(numbers))
+
+    @torch.no_grad()
+    def since_alone(
+        self, places: Sequence[Tensor], losses: Sequence[Losses], replay: Replay | ReplayTraced
+    ) -> list[Tensor]:
+        """What :meth:`since` sees of the samples of this process, in a trace: :meth:`averaged` comes after it."""
+        return self._numbers(losses, _Since(self._leaves, places), replay, places)
+
+    def _numbers(
+        self,
+        losses: Sequence[Losses],
+        direction: Directions,
+        replay: Replay | ReplayTraced,
+        places: Sequence[Tensor] | None,
+    ) -> list[Tensor]:
+        """Loss, slope, curvature and the loss at the other end, the mean over the samples here."""
         try:
-            with self._told():
-                numbers, counts = zip(*(self._measure(replay, one, direction) for one in losses), strict=True)
-                others = None if places is None else self._back(replay, losses, places)
-            self._count = sum(counts)
-            found = [_mean(each, counts) for each in zip(*numbers, strict=True)]
-            loss, slope, curvature, other = self._averaged(found, None if others is None else _mean(others, counts))
+            numbers, counts = zip(*(self._measure(replay, one, direction) for one in losses), strict=True)
+            others = None if places is None else self._back(replay, losses, places)
         finally:
             replay.rewind()
-        curvature = curvature.abs()
-        rise = torch.where(torch.isfinite(other) & ~torch.isfinite(loss), torch.inf, loss - other)
-        return Along(slope, curvature, (2 * (other - loss + slope)).clamp_min(0), rise)
+        self._count = sum(counts)
+        found = [_mean(each, counts) for each in zip(*numbers, strict=True)]
+        return [*found, found[0] - found[1] if others is None else _mean(others, counts)]
 
-    def _told(self) -> contextlib.AbstractContextManager[None]:
+    def told(self) -> contextlib.AbstractContextManager[None]:
         """Around what may fail: the other processes are told."""
         group = None if self._crew is None else self._crew.processes
         return contextlib.nullcontext() if group is None else group.telling(_SAID, _WHAT)
 
-    def _averaged(self, numbers: list[Tensor], other: Tensor | None) -> list[Tensor]:
-        """Loss, slope, curvature and the loss at the other end, the mean over the samples of all processes."""
-        loss, slope, _ = numbers
-        found = [*numbers, loss - slope if other is None else other]
+    def averaged(self, numbers: Sequence[Tensor], count: int | None = None) -> list[Tensor]:
+        """The same as the mean over the samples of all processes, of ``count`` here."""
         group = None if self._crew is None else self._crew.processes
         if group is None:
-            return found
-        mine = torch.stack([torch.ones_like(loss), *found]).cpu() * self._count
+            return list(numbers)
+        mine = torch.stack([torch.ones_like(numbers[0]), *numbers]).cpu() * (self._count if count is None else count)
         total, *others = group.gather(mine, _WHAT)
         for record in others:
             total = total + record
-        return list((total[1:] / total[0]).to(loss.device).unbind())
+        return list((total[1:] / total[0]).to(numbers[0].device).unbind())
 
     def _measure(
         self, replay: Replay | ReplayTraced, losses: Losses, direction: Directions
@@ -166,6 +179,13 @@ class Path:
 def _mean_of(losses: Losses) -> Tensor:
     with torch.no_grad():
         return losses().mean(dtype=torch.float64)
+
+
+def along_of(numbers: Sequence[Tensor]) -> Along:
+    """What loss, slope, curvature and the loss at the other end say."""
+    loss, slope, curvature, other = numbers
+    rise = torch.where(torch.isfinite(other) & ~torch.isfinite(loss), torch.inf, loss - other)
+    return Along(slope, curvature.abs(), (2 * (other - loss + slope)).clamp_min(0), rise)
 
 
 def _mean(parts: Sequence[Tensor], counts: Sequence[int]) -> Tensor:
