@@ -25,7 +25,7 @@ from jetplane import optim
 from jetplane.ad import _torch
 from jetplane.directions import Gaussian, Grown
 from jetplane.journal import Journal, SharedJournal, opened, replay, verify
-from jetplane.parallel import Quorum
+from jetplane.parallel import Quorum, processes
 from jetplane.parallel.processes import Processes
 from jetplane.solvers import Step
 from many_processes import (
@@ -245,15 +245,25 @@ def nonfinite(place: Place) -> list[Any]:
 
 def hanging(place: Place) -> str:
     """One process does not come."""
-    group = distributed.new_group(timeout=timedelta(seconds=2))
+    group = distributed.new_group(timeout=timedelta(seconds=5))
     opt = stepped(Place(place.rank, place.size, group))
     if place.rank == 1:
-        time.sleep(4)
+        time.sleep(8)
         return "slept"
     return message(lambda: opt.step(_short(opt), weight=1))
 
 
 # -- arguments ------------------------------------------------------------------------------------------
+
+
+def let_go(place: Place) -> list[int]:
+    """What gloo's thread still holds behind an exchange is kept, and is let go of at the end of the process."""
+    members, kept = Processes(place.group), 0
+    for number in range(50):
+        members.gather(torch.tensor([float(number)], dtype=torch.float64), "an exchange")
+        kept += bool(processes._HELD)
+    processes._settle()
+    return [kept, len(processes._HELD)]
 
 
 def arguments(place: Place) -> dict[str, str]:
@@ -519,13 +529,13 @@ def compiled_faults(place: Place) -> dict[str, str]:
             if what == "raising" and place.rank == 1:
                 x = x[:, :2]
             if what == "another size":
-                sizes = iter((4, 3))
+                sizes = (4, 3)
                 opt = optim.HorizonAdam(model.parameters(), compile=True, process_group=place.group)
 
                 def loss(size: int) -> Tensor:
                     return before(x[:size], y[:size])  # noqa: B023
 
-                said = message(lambda: [opt.step(lambda size=next(sizes): loss(size)) for _ in range(2)])  # noqa: B023
+                said = message(lambda: [opt.step(partial(loss, size)) for size in sizes])  # noqa: B023
             else:
                 said = message(lambda: opt.step(lambda x, y: before(x, y) * factor, x, y))  # noqa: B023
             found[what] = f"{said.partition(';')[0]}, {'still' if torch.equal(start, flat(model)) else 'moved'}"
@@ -713,7 +723,7 @@ def all_jobs() -> dict[str, Job]:
     jobs["HorizonAdam, changed on its way"] = changing_horizon
     jobs["journaled"] = journaled
     jobs["tangents"] = partial(tangents, 1)
-    for one in (shared_journal, absent, quorum_refusals, compiled, compiled_estimates, compiled_faults):
+    for one in (shared_journal, absent, quorum_refusals, let_go, compiled, compiled_estimates, compiled_faults):
         jobs[one.__name__] = one  # type: ignore[assignment]
     jobs["dying"] = dying
     return jobs

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -250,10 +251,19 @@ def message(work: Callable[[], Any]) -> str:
     return "nothing was raised"
 
 
+# Of a group: what has to be waited for on a machine that is busy with other tests is seconds, and a compiler's minutes
+PATIENCE = timedelta(seconds=600)
+
+
+def torchrun(size: int, *more: str) -> list[str]:
+    """The launcher, with a port and a store of its own, whatever else is launched at the same time."""
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size), *more]
+
+
 def _work(rank: int, size: int, folder: str, jobs: Callable[[], dict[str, Callable[[Place], Any]]]) -> None:
     torch.set_num_threads(1)
     distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=size, timeout=timedelta(seconds=60)
+        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=size, timeout=PATIENCE
     )
     place = Place(rank, size, distributed.group.WORLD)
     torch.save({name: job(place) for name, job in jobs().items()}, f"{folder}/{rank}.pt")

@@ -95,8 +95,9 @@ def _meeting() -> dict[str, Any]:
     place = os.environ
     if place.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or place.get("GROUP_WORLD_SIZE") != "1":
         return {}  # of several machines each counts its restarts by itself
-    store = distributed.TCPStore(place["MASTER_ADDR"], int(place["MASTER_PORT"]), is_master=False)
-    apart = distributed.PrefixStore(f"restart-{place['TORCHELASTIC_RESTART_COUNT']}", store)
+    # torch exports them, and does not say so to type checkers
+    store = distributed.TCPStore(place["MASTER_ADDR"], int(place["MASTER_PORT"]), is_master=False)  # type: ignore[attr-defined]
+    apart = distributed.PrefixStore(f"restart-{place['TORCHELASTIC_RESTART_COUNT']}", store)  # type: ignore[attr-defined]
     return {"store": apart, "rank": int(place["RANK"]), "world_size": int(place["WORLD_SIZE"])}
 
 

@@ -104,7 +104,7 @@ def shared_facts(tensors: Sequence[Tensor], labels: Sequence[str]) -> dict[str, 
 
 
 class Wholes:
-    """Parameters that FSDP shares out, whole for as long as a step needs them: at :attr:`tensors`, which modules use."""
+    """Parameters that FSDP shares out, whole for as long as a step needs them: :attr:`tensors`, which modules use."""
 
     def __init__(self, given: Sequence[Tensor], labels: Sequence[str]) -> None:
         known = groups.managed() if any(map(is_shared_out, given)) else {}
