@@ -18,7 +18,8 @@ class InParts:
     """Takes the inputs of a call, of which those at ``places`` have all samples of the batch.
 
     ``part`` takes them with one part of the samples there, and at the end the number of samples before it; its last
-    output is that part's share of the mean loss. ``end`` takes the same inputs after the last part, with that mean.
+    output is that part's share of something. ``end`` takes the same inputs after the last part, with the sum of the
+    shares at the end.
     """
 
     part: Compiled
@@ -47,5 +48,5 @@ class InParts:
                 size = inputs[place].shape[0] // len(self.offsets)
                 now[place] = inputs[place].narrow(0, number * size, size)
             found.append(self.part([*now, offset]))
-        loss = torch.stack([outputs[-1] for outputs in found]).sum(0)
-        return [*found[0][:-1], *self.end([*now, loss])]
+        total = torch.stack([outputs[-1] for outputs in found]).sum(0)
+        return [*found[0][:-1], *self.end([*now, total])]

@@ -19,7 +19,19 @@ from . import eigenbasis
 from .forgetting import Forgetting
 from .path import Along, Path
 
-__all__ = ["PATH", "Course", "LookBack", "MovingLeaf", "Rules", "StepTaken", "clipped", "fresh", "look_back", "take"]
+__all__ = [
+    "PATH",
+    "Course",
+    "LookBack",
+    "MovingLeaf",
+    "Rules",
+    "StepTaken",
+    "clipped",
+    "fresh",
+    "look_back",
+    "return_",
+    "take",
+]
 
 _GAIN = 2.0  # e-foldings of the rate within a horizon, at most
 _SHORTEST = 20.0  # steps: horizon at the start
@@ -70,6 +82,11 @@ class Course:
         """The parameters."""
         return [leaf.tensor for leaf in self.leaves]
 
+    @property
+    def trail(self) -> list[Tensor]:
+        """The trailing means of the parameters."""
+        return [leaf.state["trail"] for leaf in self.leaves]
+
 
 class LookBack(NamedTuple):
     """A look back along the path."""
@@ -109,16 +126,21 @@ def clipped(grads: Sequence[Tensor], most: float | None) -> Sequence[Tensor]:
 
 
 def look_back(held: Course, losses: Sequence[Callable[[], Tensor]], replay: AnyReplay) -> Along:
-    """Measure the path from the trailing mean to here, and go back there where the parameters were thrown far off.
+    """Measure the path from the trailing mean to here, and :func:`return_` there where it was too far."""
+    seen = held.path.since(held.trail, losses, replay)
+    return_(held, seen)
+    return seen
+
+
+def return_(held: Course, seen: Along) -> None:
+    """Go back to the trailing mean where the parameters were thrown far off.
 
     To halve the rate alone would not do: they would stay where they are, and the rate be halved again and again.
     """
-    seen = held.path.since([leaf.state["trail"] for leaf in held.leaves], losses, replay)
     thrown = _thrown(held, seen)
     for leaf, state, *_ in held.leaves:
         leaf.copy_(torch.where(thrown, state["trail"], leaf))
         state["exp_avg"].copy_(torch.where(thrown, 0.0, state["exp_avg"]))
-    return seen
 
 
 def take(

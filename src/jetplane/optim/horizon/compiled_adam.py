@@ -26,10 +26,12 @@ from ...gradients import ForwardGradient
 from ...gradients.compiled_estimate import places_of, refuse_asking
 from ...gradients.passes.sample_parts import Division
 from ...gradients.traced_estimate import Part, TracedEstimate
-from .adam_step import Course, LookBack, MovingLeaf, Rules, clipped, look_back, take
+from .adam_step import Course, LookBack, MovingLeaf, Rules, clipped, look_back, return_, take
 from .path import Along, Path
 
 __all__ = ["CompiledAdam", "Steps"]
+
+_Function = Callable[[list[Tensor]], list[Tensor]]
 
 _SEEN = 5  # numbers of a look back, and whether it is new
 
@@ -196,16 +198,14 @@ class _Program:
             else:
                 if calls % frame.rules.every == 0:
                     steps.refresh(calls)
-                    self._find(True, _first_of(every, some))(
-                        every, {place: batch[:1] for place, batch in some.items()}, 1
-                    )
+                    self._find(True, every)(every, {place: batch[:1] for place, batch in some.items()}, 1)
                 parts.append(self._find(False, every)(every, some, ahead))
             done += ahead
         return [torch.cat(each) if len(parts) > 1 else each[0] for each in zip(*parts, strict=True)]
 
     def _find(self, back: bool, every: Sequence[Tensor]) -> Many:
         if back not in self._many:
-            made = self._frame.compiled(self._frame.back, every) if back else self._frame.step(every)
+            made = self._frame.back(every) if back else self._frame.step(every)
             self._many[back] = many_times(made, every, self._pool)
         return self._many[back]
 
@@ -244,24 +244,26 @@ class _Body:
         """The parameters that the program does not read."""
         return [held.leaves[number].tensor for number in self._unread]
 
-    def compiled(self, body: Callable[[list[Tensor]], list[Tensor]], every: Sequence[Tensor]) -> Compiled:
+    def compiled(self, body: _Function, every: Sequence[Tensor]) -> Compiled:
         return compiled(body, every, None if self.traced.random else body, writes=True)
 
     def step(self, every: Sequence[Tensor]) -> Compiled:
         """A step, which follows what was seen of the path."""
         if self.traced.division is None:
             return self.compiled(self._whole, every)
-        offsets = self._offsets(every[-1].device)
-        part = self.compiled(self._part, [*every, offsets[0]])
-        end = self.compiled(self._end, [*every, self.traced.loss_like])
-        return InParts(part, end, self._parts, offsets).compiled
+        return self._in_parts(every, self._part, self._end, self.traced.loss_like)
 
-    def back(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Look back along the path, and leave what was seen for the step."""
-        now = self._split(tensors)
-        along = look_back(now.held, self._losses(now.given), self.traced.replay(now.given))
-        now.seen.copy_(torch.stack([*along, torch.ones_like(along.slope)]))
-        return [now.seen.clone()]
+    def back(self, every: Sequence[Tensor]) -> Compiled:
+        """A look back along the path, which leaves what was seen for the step."""
+        if self.traced.division is None:
+            return self.compiled(self._look, every)
+        numbers = torch.zeros(_SEEN - 1, dtype=torch.float64, device=every[-1].device)
+        return self._in_parts(every, self._look_part, self._look_end, numbers)
+
+    def _in_parts(self, every: Sequence[Tensor], part: _Function, end: _Function, share: Tensor) -> Compiled:
+        offsets = self._offsets(every[-1].device)
+        parts, last = self.compiled(part, [*every, offsets[0]]), self.compiled(end, [*every, share])
+        return InParts(parts, last, self._parts, offsets).compiled
 
     def first(self, tensors: list[Tensor]) -> list[Tensor]:
         """The first step."""
@@ -280,6 +282,11 @@ class _Body:
         return [*found[0][:-1], *self._ended(tensors, loss, None, along)]
 
     # -- a step in one ----------------------------------------------------------------------------------------------
+
+    def _look(self, tensors: list[Tensor]) -> list[Tensor]:
+        now = self._split(tensors)
+        losses = partial(self.traced.losses, now.given)
+        return _noted(now, look_back(now.held, [losses], self.traced.replay(now.given)))
 
     def _whole(self, tensors: list[Tensor]) -> list[Tensor]:
         now = self._split(tensors)
@@ -307,6 +314,17 @@ class _Body:
         return [loss, *taken]
 
     # -- a step in parts --------------------------------------------------------------------------------------------
+
+    def _look_part(self, tensors: list[Tensor]) -> list[Tensor]:
+        now, division = self._split(tensors[:-1]), self.traced.division
+        assert division is not None
+        losses, replay = partial(self.traced.losses, now.given), self.traced.replay(now.given)
+        return [now.held.path.numbers(now.held.trail, [losses], replay) / division.count]
+
+    def _look_end(self, tensors: list[Tensor]) -> list[Tensor]:
+        now, seen = self._split(tensors[:-1]), Along.of(tensors[-1])
+        return_(now.held, seen)
+        return _noted(now, seen)
 
     def _part(self, tensors: list[Tensor]) -> list[Tensor]:
         *tensors, offset = tensors
@@ -399,3 +417,9 @@ class _Now(NamedTuple):
         """What was seen, for the step after it."""
         *numbers, new = self.seen.unbind()
         return LookBack(Along(*numbers), new > 0)
+
+
+def _noted(now: _Now, along: Along) -> list[Tensor]:
+    """Leave for the step what a look back has seen."""
+    now.seen.copy_(torch.stack([*along, torch.ones_like(along.slope)]))
+    return [now.seen.clone()]

@@ -34,6 +34,13 @@ class Along(NamedTuple):
     back: Tensor  # (): the curvature of the parabola with f(theta), this slope and f(theta - m); 0 if not looked at
     rise: Tensor  # (): f(theta) - f(theta - m), inf where only the latter is finite; the slope if not looked at
 
+    @staticmethod
+    def of(numbers: Tensor) -> Along:
+        """From the mean loss, its slope and its curvature at c = 0, and the mean loss at c = -1, (4,)."""
+        loss, slope, curvature, other = numbers.unbind()
+        rise = torch.where(torch.isfinite(other) & ~torch.isfinite(loss), torch.inf, loss - other)
+        return Along(slope, curvature.abs(), (2 * (other - loss + slope)).clamp_min(0), rise)
+
     @property
     def best(self) -> Tensor:
         """The c with the least loss, by the larger one of the curvatures."""
@@ -69,35 +76,36 @@ class Path:
 
     def along(self, losses: Sequence[Losses], direction: Sequence[Tensor], replay: Replay | ReplayTraced) -> Along:
         """What ``losses`` do along ``direction``. Random numbers, buffers and leaves stay as they are."""
-        return self._seen(losses, Given([part.unsqueeze(0) for part in direction]), replay, None)
+        return Along.of(self._numbers(losses, Given([part.unsqueeze(0) for part in direction]), replay, None))
 
     def since(self, places: Sequence[Tensor], losses: Sequence[Losses], replay: Replay | ReplayTraced) -> Along:
         """What ``losses`` do along the way from other ``places`` of the leaves to here, and are there.
 
         No copy of all leaves is made: neither of the way, nor to go there and come back.
         """
-        return self._seen(losses, _Since(self._leaves, places), replay, places)
+        return Along.of(self.numbers(places, losses, replay))
+
+    def numbers(self, places: Sequence[Tensor], losses: Sequence[Losses], replay: Replay | ReplayTraced) -> Tensor:
+        """What :meth:`since` is made of, means over the samples of ``losses``: see :meth:`Along.of`."""
+        return self._numbers(losses, _Since(self._leaves, places), replay, places)
 
     @torch.no_grad()
-    def _seen(
+    def _numbers(
         self,
         losses: Sequence[Losses],
         direction: Directions,
         replay: Replay | ReplayTraced,
         places: Sequence[Tensor] | None,
-    ) -> Along:
+    ) -> Tensor:
         try:
             with self._told():
                 numbers, counts = zip(*(self._measure(replay, one, direction) for one in losses), strict=True)
                 others = None if places is None else self._back(replay, losses, places)
             self._count = sum(counts)
             found = [_mean(each, counts) for each in zip(*numbers, strict=True)]
-            loss, slope, curvature, other = self._averaged(found, None if others is None else _mean(others, counts))
+            return torch.stack(self._averaged(found, None if others is None else _mean(others, counts)))
         finally:
             replay.rewind()
-        curvature = curvature.abs()
-        rise = torch.where(torch.isfinite(other) & ~torch.isfinite(loss), torch.inf, loss - other)
-        return Along(slope, curvature, (2 * (other - loss + slope)).clamp_min(0), rise)
 
     def _told(self) -> contextlib.AbstractContextManager[None]:
         """Around what may fail: the other processes are told."""
