@@ -196,6 +196,33 @@ def test_what_depends_on_other_samples_stays_whole(
     torch.testing.assert_close(list(model.buffers()), list(twin.buffers()))
 
 
+def test_a_model_that_changes_its_mode_keeps_its_parts() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Dropout(0.2), nn.Flatten(), nn.Linear(400, 3)).double()
+    losses = classify(model)
+    estimate = jp.ForwardGradient(model.parameters(), 3, memory="200 kB")
+    for training in (True, False, True, False):
+        model.train(training)
+        estimate(losses, X, Y)
+        assert len(estimate.parts(losses, X, Y)) > 1
+
+
+def test_parts_that_are_other_programs_are_taken_whole() -> None:
+    """What a sample is asked for depends on its part, here."""
+    model, twin = network(), network()
+
+    def branching(model: nn.Module) -> Losses:
+        def losses(x: Tensor, y: Tensor) -> Tensor:
+            z = model(x)
+            return F.cross_entropy(z if y[-1] == 1 else z.tanh().atanh(), y, reduction="none")
+
+        return losses
+
+    y = torch.arange(N) // 6  # of two parts the last ones differ
+    after(2, model, branching(model), X, y, memory="200 kB"), after(2, twin, branching(twin), X, y)
+    torch.testing.assert_close(list(model.parameters()), list(twin.parameters()), rtol=1e-9, atol=1e-11)
+
+
 def test_a_program_that_has_parts_no_more_is_taken_whole() -> None:
     """What it does between samples is data, and a flag of its own."""
     model, twin, seen = network(), network(), {"mixes": False}

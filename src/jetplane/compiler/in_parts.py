@@ -18,9 +18,9 @@ class InParts:
     """Takes the inputs of a call, of which those at ``places`` have all samples of the batch.
 
     ``part`` takes them with one part of the samples there, and at the end the number of samples before it; its last
-    output is that part's share of the mean loss. ``end`` takes the same inputs after the last part, with that mean.
-    Between them ``exchange`` is what other processes have found: it changes the inputs that parts add to, and gives the
-    mean of all.
+    output is that part's share of something. ``end`` takes the same inputs after the last part, with the sum of the
+    shares at the end. Between them ``exchange`` is what other processes have found: it changes the inputs that parts
+    add to, and gives the sum of all.
     """
 
     part: Compiled
@@ -43,7 +43,7 @@ class InParts:
                 size = inputs[place].shape[0] // len(self.offsets)
                 now[place] = inputs[place].narrow(0, number * size, size)
             found.append(self.part([*now, offset]))
-        loss = torch.stack([outputs[-1] for outputs in found]).sum(0)
+        total = torch.stack([outputs[-1] for outputs in found]).sum(0)
         if self.exchange is not None:
-            loss = self.exchange(now, loss)
-        return [*found[0][:-1], *self.end([*now, loss])]
+            total = self.exchange(now, total)
+        return [*found[0][:-1], *self.end([*now, total])]

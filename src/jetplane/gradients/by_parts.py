@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from .passes.kept_plans import Width
 from .passes.program_passes import Passes
 from .passes.sample_parts import Division, Inseparable, agree, can_be_cut
 from .passes.two_passes import Estimate, looked_at, two_passes
-from .plan.noise_plan import NoisePlan
+from .plan.noise_plan import Changed, NoisePlan
 from .program.loss_program import LossProgram
 
 __all__ = ["ByParts", "division_of"]
@@ -68,7 +69,7 @@ class ByParts:
     def losses(self, program: LossProgram) -> Tensor:
         """Those of all samples (B,), their gradients added.
 
-        Raises Inseparable, or Changed where the program is another one, with the first part or not at all.
+        Raises Inseparable, or Changed where parts are other programs than the first of them.
         """
         return torch.cat([self._part(program, number) for number in range(self.division.count)])
 
@@ -78,12 +79,16 @@ class ByParts:
             self._last.settle(self._lessons.parts())
 
     def _part(self, program: LossProgram, number: int) -> Tensor:
+        """The losses of one part. All of them follow the plan of the first."""
         program = replace(program, batch=self.division.part(program.batch, number))
         passes, offset = self.passes(program), number * self.division.size
         if number == 0:
             self._plan = self.known.plans.known(program, self.width, self.probe_every)
-        if self._plan is None:
+            if self._plan is not None:
+                with contextlib.suppress(Changed):
+                    return self._follow(self._plan, passes, offset)
             self._plan = self.known.plans.find(passes, self.width)
+        assert self._plan is not None
         return self._follow(self._plan, passes, offset)
 
     def _follow(self, plan: NoisePlan, passes: Passes, offset: int) -> Tensor:

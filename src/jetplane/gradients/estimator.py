@@ -489,7 +489,7 @@ class ForwardGradient:
         return self._follow(known.plans.find(passes, self._width, plan), passes, known, meeting)
 
     def _by_parts(self, division: Division, program: LossProgram, known: Known) -> Tensor:
-        """The losses (B,) of a batch in parts, its gradients added; raises Changed or Inseparable before that."""
+        """The losses (B,) of a batch in parts, its gradients added; raises Changed or Inseparable, and adds nothing."""
         width, exact = self._width.of_part(division.tangents), self.batch_norm == "exact"
         noise, every, held = self._noise(self.seed, known.step), self._probe_every, self._parameters.kept_apart
         parts = ByParts(division, known, width, noise, exact, self._check, self._passes, every, held)

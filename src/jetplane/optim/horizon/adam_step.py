@@ -32,7 +32,7 @@ __all__ = [
     "clipped",
     "fresh",
     "look_back",
-    "put_back",
+    "return_",
     "take",
 ]
 
@@ -86,6 +86,11 @@ class Course:
         """The parameters."""
         return [leaf.tensor for leaf in self.leaves]
 
+    @property
+    def trail(self) -> list[Tensor]:
+        """The trailing means of the parameters, whole."""
+        return self.parts.wholes([leaf.state["trail"] for leaf in self.leaves])
+
 
 class LookBack(NamedTuple):
     """A look back along the path."""
@@ -125,21 +130,21 @@ def clipped(grads: Sequence[Tensor], most: float | None, parts: AllHere = ALL_HE
 
 
 def look_back(held: Course, losses: Sequence[Callable[[], Tensor]], replay: AnyReplay) -> Along:
-    """Measure the path from the trailing mean to here, and go back there where the parameters were thrown far off.
+    """Measure the path from the trailing mean to here, and :func:`return_` there where it was too far."""
+    seen = held.path.since(held.trail, losses, replay)
+    return_(held, seen)
+    return seen
+
+
+def return_(held: Course, seen: Along) -> None:
+    """Go back to the trailing mean where the parameters were thrown far off.
 
     To halve the rate alone would not do: they would stay where they are, and the rate be halved again and again.
     """
-    places = held.parts.wholes([leaf.state["trail"] for leaf in held.leaves])
-    return put_back(held, held.path.since(places, losses, replay))
-
-
-def put_back(held: Course, seen: Along) -> Along:
-    """What follows from a look: where the parameters were thrown far off they go back."""
     thrown = _thrown(held, seen)
     for leaf, state, *_ in held.leaves:
         leaf.copy_(torch.where(thrown, state["trail"], leaf))
         state["exp_avg"].copy_(torch.where(thrown, 0.0, state["exp_avg"]))
-    return seen
 
 
 def take(

@@ -28,10 +28,13 @@ from ...gradients.passes.sample_parts import Division
 from ...gradients.traced_estimate import Part, TracedEstimate
 from ...parallel.crew import Crew
 from ...parallel.shards import Meeting
-from .adam_step import Course, LookBack, MovingLeaf, Rules, clipped, look_back, put_back, take
-from .path import Along, Path, along_of
+from .adam_step import Course, LookBack, MovingLeaf, Rules, clipped, look_back, return_, take
+from .path import Along, Path
 
 __all__ = ["CompiledAdam", "Steps"]
+
+_Function = Callable[[list[Tensor]], list[Tensor]]
+_Exchange = Callable[[Sequence[Tensor], Tensor], Tensor]
 
 _SEEN = 5  # numbers of a look back, and whether it is new
 
@@ -215,16 +218,14 @@ class _Program:
             else:
                 if calls % frame.rules.every == 0:
                     steps.refresh(calls)
-                    self._find(True, _first_of(every, some))(
-                        every, {place: batch[:1] for place, batch in some.items()}, 1
-                    )
+                    self._find(True, every)(every, {place: batch[:1] for place, batch in some.items()}, 1)
                 parts.append(self._find(False, every)(every, some, ahead))
             done += ahead
         return [torch.cat(each) if len(parts) > 1 else each[0] for each in zip(*parts, strict=True)]
 
     def _find(self, back: bool, every: Sequence[Tensor]) -> Many:
         if back not in self._many:
-            made = self._frame.looks_back(every) if back else self._frame.step(every)
+            made = self._frame.back(every) if back else self._frame.step(every)
             self._many[back] = many_times(made, every, self._pool, alone=self._frame.group is None)
         return self._many[back]
 
@@ -264,17 +265,30 @@ class _Body:
         """The parameters that the program does not read."""
         return [held.leaves[number].tensor for number in self._unread]
 
-    def compiled(self, body: Callable[[list[Tensor]], list[Tensor]], every: Sequence[Tensor]) -> Compiled:
+    def compiled(self, body: _Function, every: Sequence[Tensor]) -> Compiled:
         return compiled(body, every, None if self.traced.random else body, writes=True)
 
     def step(self, every: Sequence[Tensor]) -> Compiled:
         """A step, which follows what was seen of the path."""
         if self.traced.division is None:
             return self.compiled(self._whole, every)
+        return self._in_parts(every, self._part, self._end, self.traced.loss_like, self._met)
+
+    def back(self, every: Sequence[Tensor]) -> Compiled:
+        """A look back along the path, which leaves what was seen for the step."""
+        if self.traced.division is None:
+            return self.compiled(self._look, every)
+        numbers = torch.zeros(_SEEN - 1, dtype=torch.float64, device=every[-1].device)
+        return self._in_parts(every, self._look_part, self._look_end, numbers, self._seen_by_all)
+
+    def _in_parts(
+        self, every: Sequence[Tensor], part: _Function, end: _Function, share: Tensor, exchange: _Exchange
+    ) -> Compiled:
         offsets = self.traced.offsets
-        part = self.compiled(self._part, [*every, offsets[0]])
-        end = self.compiled(self._end, [*every, self.traced.loss_like])
-        return InParts(part, end, self._parts, offsets, None if self.group is None else self._met).compiled
+        parts, last = self.compiled(part, [*every, offsets[0]]), self.compiled(end, [*every, share])
+        if self.group is not None and exchange == self._seen_by_all:
+            parts = Compiled(partial(_told, self.group.crew, parts), parts.written)
+        return InParts(parts, last, self._parts, offsets, None if self.group is None else exchange).compiled
 
     def _met(self, tensors: Sequence[Tensor], loss: Tensor) -> Tensor:
         """The mean loss of all processes, with lessons and gradients of all in the place of this one's."""
@@ -283,40 +297,10 @@ class _Body:
         assert meeting is not None
         return self.traced.met(meeting, *self._sums_of(self._split(list(tensors))), loss)
 
-    def looks_back(self, every: Sequence[Tensor]) -> Compiled:
-        """A look back along the path: in a group two graphs, and what all have seen between them."""
-        if self.group is None:
-            return self.compiled(self.back, every)
-        seen = every[0].new_zeros(_SEEN - 1, dtype=torch.float64)
-        here, end = self.compiled(self._seen_here, every), self.compiled(self._seen_by_all, [*every, seen])
-        path, samples = Path([], self.group.crew), self.traced.plan.samples
-
-        def run(tensors: Sequence[Tensor]) -> list[Tensor]:
-            with path.told():
-                (mine,) = here(tensors)
-            return list(end([*tensors, torch.stack(path.averaged(mine.unbind(), samples))]))
-
-        return Compiled(run, here.written | end.written)
-
-    def _seen_here(self, tensors: list[Tensor]) -> list[Tensor]:
-        now = self._split(tensors)
-        places = [leaf.state["trail"] for leaf in now.held.leaves]
-        replay = self.traced.replay(now.given)
-        return [torch.stack(now.held.path.since_alone(places, self._losses(now.given), replay))]
-
-    def _seen_by_all(self, tensors: list[Tensor]) -> list[Tensor]:
-        *tensors, numbers = tensors
-        now = self._split(tensors)
-        along = put_back(now.held, along_of(numbers.unbind()))
-        now.seen.copy_(torch.stack([*along, torch.ones_like(along.slope)]))
-        return [now.seen.clone()]
-
-    def back(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Look back along the path, and leave what was seen for the step."""
-        now = self._split(tensors)
-        along = look_back(now.held, self._losses(now.given), self.traced.replay(now.given))
-        now.seen.copy_(torch.stack([*along, torch.ones_like(along.slope)]))
-        return [now.seen.clone()]
+    def _seen_by_all(self, tensors: Sequence[Tensor], numbers: Tensor) -> Tensor:
+        """The numbers of a look back, over the samples of all processes."""
+        assert self.group is not None
+        return Path([], self.group.crew).averaged(numbers, self.traced.plan.samples)
 
     def first(self, tensors: list[Tensor]) -> list[Tensor]:
         """The first step."""
@@ -337,6 +321,11 @@ class _Body:
         return [*found[0][:-1], *self._ended(tensors, loss, None, along)]
 
     # -- a step in one ----------------------------------------------------------------------------------------------
+
+    def _look(self, tensors: list[Tensor]) -> list[Tensor]:
+        now = self._split(tensors)
+        losses = partial(self.traced.losses, now.given)
+        return _noted(now, look_back(now.held, [losses], self.traced.replay(now.given)))
 
     def _whole(self, tensors: list[Tensor]) -> list[Tensor]:
         now = self._split(tensors)
@@ -364,6 +353,17 @@ class _Body:
         return [loss, *taken]
 
     # -- a step in parts --------------------------------------------------------------------------------------------
+
+    def _look_part(self, tensors: list[Tensor]) -> list[Tensor]:
+        now, division = self._split(tensors[:-1]), self.traced.division
+        assert division is not None
+        losses, replay = partial(self.traced.losses, now.given), self.traced.replay(now.given)
+        return [now.held.path.numbers(now.held.trail, [losses], replay) / division.count]
+
+    def _look_end(self, tensors: list[Tensor]) -> list[Tensor]:
+        now, seen = self._split(tensors[:-1]), Along.of(tensors[-1])
+        return_(now.held, seen)
+        return _noted(now, seen)
 
     def _part(self, tensors: list[Tensor]) -> list[Tensor]:
         *tensors, offset = tensors
@@ -451,3 +451,15 @@ class _Now(NamedTuple):
         """What was seen, for the step after it."""
         *numbers, new = self.seen.unbind()
         return LookBack(Along(*numbers), new > 0)
+
+
+def _told(crew: Crew, look: Compiled, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """A look back, of which other processes are told where it fails."""
+    with Path([], crew).told():
+        return look(tensors)
+
+
+def _noted(now: _Now, along: Along) -> list[Tensor]:
+    """Leave for the step what a look back has seen."""
+    now.seen.copy_(torch.stack([*along, torch.ones_like(along.slope)]))
+    return [now.seen.clone()]

@@ -21,7 +21,7 @@ from ...curvature import Curvature, ExactHessian, GaussNewton, is_late
 from ...errors import MissingBoundary
 from ...parallel.crew import Crew
 
-__all__ = ["Along", "Path", "along_of"]
+__all__ = ["Along", "Path"]
 
 _SAID, _WHAT = 5, "the look along the path"
 
@@ -33,6 +33,13 @@ class Along(NamedTuple):
     curvature: Tensor  # (), Gauss-Newton's there, or the exact one's size
     back: Tensor  # (): the curvature of the parabola with f(theta), this slope and f(theta - m); 0 if not looked at
     rise: Tensor  # (): f(theta) - f(theta - m), inf where only the latter is finite; the slope if not looked at
+
+    @staticmethod
+    def of(numbers: Tensor) -> Along:
+        """From the mean loss, its slope and its curvature at c = 0, and the mean loss at c = -1, (4,)."""
+        loss, slope, curvature, other = numbers.unbind()
+        rise = torch.where(torch.isfinite(other) & ~torch.isfinite(loss), torch.inf, loss - other)
+        return Along(slope, curvature.abs(), (2 * (other - loss + slope)).clamp_min(0), rise)
 
     @property
     def best(self) -> Tensor:
@@ -65,7 +72,6 @@ class Path:
     def __init__(self, leaves: Sequence[Tensor], crew: Crew | None = None) -> None:
         self._leaves, self._crew = leaves, crew
         self._curvature: Curvature = GaussNewton()
-        self._count = 1  # losses of the last pass
 
     def at(self, leaves: Sequence[Tensor]) -> None:
         """From now on the leaves are these, as after they were gathered anew."""
@@ -73,66 +79,52 @@ class Path:
 
     def along(self, losses: Sequence[Losses], direction: Sequence[Tensor], replay: Replay | ReplayTraced) -> Along:
         """What ``losses`` do along ``direction``. Random numbers, buffers and leaves stay as they are."""
-        return self._seen(losses, Given([part.unsqueeze(0) for part in direction]), replay, None)
+        return Along.of(self._numbers(losses, Given([part.unsqueeze(0) for part in direction]), replay, None))
 
     def since(self, places: Sequence[Tensor], losses: Sequence[Losses], replay: Replay | ReplayTraced) -> Along:
         """What ``losses`` do along the way from other ``places`` of the leaves to here, and are there.
 
         No copy of all leaves is made: neither of the way, nor to go there and come back.
         """
-        return self._seen(losses, _Since(self._leaves, places), replay, places)
+        return Along.of(self.numbers(places, losses, replay))
 
-    @torch.no_grad()
-    def _seen(
-        self,
-        losses: Sequence[Losses],
-        direction: Directions,
-        replay: Replay | ReplayTraced,
-        places: Sequence[Tensor] | None,
-    ) -> Along:
-        with self.told():
-            numbers = self._numbers(losses, direction, replay, places)
-        return along_of(self.averaged(numbers))
-
-    @torch.no_grad()
-    def since_alone(
-        self, places: Sequence[Tensor], losses: Sequence[Losses], replay: Replay | ReplayTraced
-    ) -> list[Tensor]:
-        """What :meth:`since` sees of the samples of this process, in a trace: :meth:`averaged` comes after it."""
+    def numbers(self, places: Sequence[Tensor], losses: Sequence[Losses], replay: Replay | ReplayTraced) -> Tensor:
+        """What :meth:`since` is made of, means over the samples of ``losses``: see :meth:`Along.of`."""
         return self._numbers(losses, _Since(self._leaves, places), replay, places)
 
+    @torch.no_grad()
     def _numbers(
         self,
         losses: Sequence[Losses],
         direction: Directions,
         replay: Replay | ReplayTraced,
         places: Sequence[Tensor] | None,
-    ) -> list[Tensor]:
-        """Loss, slope, curvature and the loss at the other end, the mean over the samples here."""
+    ) -> Tensor:
         try:
-            numbers, counts = zip(*(self._measure(replay, one, direction) for one in losses), strict=True)
-            others = None if places is None else self._back(replay, losses, places)
+            with self.told():
+                numbers, counts = zip(*(self._measure(replay, one, direction) for one in losses), strict=True)
+                others = None if places is None else self._back(replay, losses, places)
+            found = [_mean(each, counts) for each in zip(*numbers, strict=True)]
+            other = found[0] - found[1] if others is None else _mean(others, counts)
+            return self.averaged(torch.stack([*found, other]), sum(counts))
         finally:
             replay.rewind()
-        self._count = sum(counts)
-        found = [_mean(each, counts) for each in zip(*numbers, strict=True)]
-        return [*found, found[0] - found[1] if others is None else _mean(others, counts)]
 
     def told(self) -> contextlib.AbstractContextManager[None]:
         """Around what may fail: the other processes are told."""
         group = None if self._crew is None else self._crew.processes
         return contextlib.nullcontext() if group is None else group.telling(_SAID, _WHAT)
 
-    def averaged(self, numbers: Sequence[Tensor], count: int | None = None) -> list[Tensor]:
-        """The same as the mean over the samples of all processes, of ``count`` here."""
+    def averaged(self, numbers: Tensor, count: int) -> Tensor:
+        """The numbers (4,), means over ``count`` samples here, as means over the samples of all processes."""
         group = None if self._crew is None else self._crew.processes
         if group is None:
-            return list(numbers)
-        mine = torch.stack([torch.ones_like(numbers[0]), *numbers]).cpu() * (self._count if count is None else count)
+            return numbers
+        mine = torch.cat([numbers.new_ones(1), numbers]).cpu() * count
         total, *others = group.gather(mine, _WHAT)
         for record in others:
             total = total + record
-        return list((total[1:] / total[0]).to(numbers[0].device).unbind())
+        return (total[1:] / total[0]).to(numbers.device)
 
     def _measure(
         self, replay: Replay | ReplayTraced, losses: Losses, direction: Directions
@@ -179,13 +171,6 @@ class Path:
 def _mean_of(losses: Losses) -> Tensor:
     with torch.no_grad():
         return losses().mean(dtype=torch.float64)
-
-
-def along_of(numbers: Sequence[Tensor]) -> Along:
-    """What loss, slope, curvature and the loss at the other end say."""
-    loss, slope, curvature, other = numbers
-    rise = torch.where(torch.isfinite(other) & ~torch.isfinite(loss), torch.inf, loss - other)
-    return Along(slope, curvature.abs(), (2 * (other - loss + slope)).clamp_min(0), rise)
 
 
 def _mean(parts: Sequence[Tensor], counts: Sequence[int]) -> Tensor:
