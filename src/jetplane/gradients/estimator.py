@@ -37,6 +37,7 @@ from .noise.statistics import Statistics
 from .passes.divisions import Divisions
 from .passes.kept_plans import KeptPlans, Width
 from .passes.program_passes import Passes, capturing
+from .passes.resampling import places_of
 from .passes.sample_parts import Division, Inseparable
 from .passes.two_passes import Estimate, looked_at, two_passes
 from .plan.noise_plan import Changed, NoisePlan, Site
@@ -109,6 +110,7 @@ class ForwardGradient:
         allow_unused: bool = False,
         control: bool = True,
         batch_norm: str = "bounded",
+        resample: bool = False,
         probe_every: int = 50,
         capturable: bool = False,
         compile: bool = False,
@@ -128,6 +130,7 @@ class ForwardGradient:
             raise ValueError(f"chunk_size is {chunk_size} and memory {memory!r}; expected one of them.")
         self.samples, self.estimator, self.seed = samples, estimator, seed
         self.coupled, self.allow_unused, self.batch_norm = coupled, allow_unused, batch_norm
+        self.resample = resample
         self.crew = Crew(process_group, check_every, type(self).__name__)
         for name, asked in (("compile", compile), ("capturable", capturable)):
             if asked and self.crew.processes is not None:
@@ -294,6 +297,7 @@ class ForwardGradient:
         """That of a program, made anew, and checked."""
         with _steady():
             plan = KeptPlans().find(passes, width)
+        self._see_whether_drawn_again(plan, passes)
         self._check(plan)
         return plan
 
@@ -423,7 +427,12 @@ class ForwardGradient:
                 with contextlib.suppress(Changed, Inseparable):
                     return self._by_parts(division, program, known), None
                 known.divisions.decide(program, None)
-        return self._follow(known.plans.find(passes, self._width, plan), passes, known, meeting)
+        plan = known.plans.find(passes, self._width, plan)
+        self._see_whether_drawn_again(plan, passes)
+        return self._follow(plan, passes, known, meeting)
+
+    def _see_whether_drawn_again(self, plan: NoisePlan, passes: Passes) -> None:
+        plan.resampled = places_of(plan, passes) if self.resample else ()
 
     def _by_parts(self, division: Division, program: LossProgram, known: Known) -> Tensor:
         """The losses (B,) of a batch in parts, its gradients added; raises Changed or Inseparable, and adds nothing."""
@@ -443,11 +452,23 @@ class ForwardGradient:
 
     def _follow(self, plan: NoisePlan, passes: Passes, known: Known, meeting: Meeting) -> tuple[Tensor, Any]:
         """Both passes. Raises Changed where the program is another one, before a gradient is touched."""
+        if plan.resampled:
+            with contextlib.suppress(Changed):
+                return self._follow_as(plan, plan.resampled, passes, known, meeting)
+            plan.resampled = ()  # what it does depends on the samples that it is given
+        return self._follow_as(plan, (), passes, known, meeting)
+
+    def _follow_as(
+        self, plan: NoisePlan, places: tuple[int, ...], passes: Passes, known: Known, meeting: Meeting
+    ) -> tuple[Tensor, Any]:
+        """The same, of the batch as it is or, where places in it are given, drawn again."""
         one = self._estimate_by(plan, self._noise(self.seed, known.step), known.control, meeting)
         due = not (capturing() or plan.noisy) and plan.age % self._probe_every == 0
         look = partial(_warn_of_noise, plan) if due else None
         run = partial(two_passes, passes, one, partial(self._check, plan), look)
-        return run() if plan.whole is None else self._together(meeting, one, run)
+        if plan.whole is not None:
+            return self._together(meeting, one, run)
+        return run() if not places else two_passes(passes, replace(one, resampled=places), partial(self._check, plan))
 
     def _estimate_by(self, plan: NoisePlan, noise: Noise, control: ControlVariate | None, meeting: Meeting) -> Estimate:
         noise, width = self._placed(plan, noise, meeting)

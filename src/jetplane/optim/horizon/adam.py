@@ -135,6 +135,7 @@ class HorizonAdam(torch.optim.Optimizer):
         forget: float = 2.0,
         rotate: bool = True,
         seed: int = 0,
+        resample: bool = True,
         compile: bool = False,
         process_group: Any = None,
         check_every: int | None = 100,
@@ -167,7 +168,7 @@ class HorizonAdam(torch.optim.Optimizer):
         self._report: HorizonReport | None = None
         self._evaluating = False
         self.compile, self._compiled = compile, None
-        self._options = {"samples": samples, "seed": seed, "capturable": compile, **options}
+        self._options = {"samples": samples, "seed": seed, "resample": resample, "capturable": compile, **options}
         self._leaves: list[Tensor] = []
         self._begun: list[int] = []  # for each leaf, the number of steps that were taken without it
         self._new: list[Tensor] = []  # leaves that the next step is the first for
