@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -92,7 +93,7 @@ def gradients(model: nn.Module) -> list[Tensor]:
 def strata(chance: Tensor) -> list[tuple[float, float]]:
     """Numbers from 0 to 1, each with the length of the interval in which all choose the same samples."""
     ends = torch.cat([torch.zeros(1), chance.cumsum(0) % 1, torch.ones(1)]).double().sort().values
-    return [(float((a + b) / 2), float(b - a)) for a, b in zip(ends[:-1], ends[1:], strict=True) if b - a > 1e-9]
+    return [(float((a + b) / 2), float(b - a)) for a, b in itertools.pairwise(ends) if b - a > 1e-9]
 
 
 @pytest.mark.parametrize("control", [False, True], ids=["", "control"])
