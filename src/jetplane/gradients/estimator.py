@@ -438,7 +438,8 @@ class ForwardGradient:
         """The losses (B,) of a batch in parts, its gradients added; raises Changed or Inseparable, and adds nothing."""
         width, exact = self._width.of_part(division.tangents), self.batch_norm == "exact"
         noise, every, held = self._noise(self.seed, known.step), self._probe_every, self._parameters.kept_apart
-        parts = ByParts(division, known, width, noise, exact, self._check, self._passes, every, held)
+        ways = self._check, self._passes, every, self._see_whether_drawn_again
+        parts = ByParts(division, known, width, noise, exact, *ways, held)
         with self._parameters.apart():
             losses = parts.losses(program)
             gradients = [tensor.grad for tensor in self._parameters.tensors]
@@ -465,10 +466,9 @@ class ForwardGradient:
         one = self._estimate_by(plan, self._noise(self.seed, known.step), known.control, meeting)
         due = not (capturing() or plan.noisy) and plan.age % self._probe_every == 0
         look = partial(_warn_of_noise, plan) if due else None
+        one = replace(one, resampled=places if one.sharing is None else ())
         run = partial(two_passes, passes, one, partial(self._check, plan), look)
-        if plan.whole is not None:
-            return self._together(meeting, one, run)
-        return run() if not places else two_passes(passes, replace(one, resampled=places), partial(self._check, plan))
+        return run() if plan.whole is None else self._together(meeting, one, run)
 
     def _estimate_by(self, plan: NoisePlan, noise: Noise, control: ControlVariate | None, meeting: Meeting) -> Estimate:
         noise, width = self._placed(plan, noise, meeting)

@@ -169,7 +169,7 @@ class TracedEstimate:
             noises = self._noise if part is None else self._shifted(part.offset)
             noise = _InTurn(noises, seed, step, replay)
             same = _InTurn(noises, again(seed), again(step), replay)
-            exact, places = self._settings.exact_norms, self.plan.resampled if self.plan.whole is None else ()
+            exact, places = self._settings.exact_norms, self.plan.resampled
             one = Estimate(self.plan, noise, same, count, chunk, readout, prediction, exact, resampled=places)
             try:
                 losses, outputs = two_passes(passes, one, _nothing)

@@ -33,6 +33,13 @@ class Chosen(Coordinates):
         bits = self._uniform >> torch.arange(31, -1, -1) & 1
         return (2.0 * bits - 1).to(like).unsqueeze(0)
 
+    def part(self, site: int, start: int, stop: int, like: Tensor, first: int) -> Tensor:
+        """That of some samples of the batch; of the number that chooses, all of it."""
+        if site == len(self._sizes):
+            return self.rows(site, start, stop, like)
+        whole = super().rows(site, start, stop, like.new_empty(self._sizes[site]))
+        return whole[:, first : first + like.numel()].reshape(stop - start, *like.shape)
+
 
 class Words(nn.Module):
     """A causal transformer with logits of each next word, or of the last one."""
@@ -131,6 +138,34 @@ def test_in_the_mean_over_all_choices_and_coordinates_it_is_the_gradient(name: s
         torch.testing.assert_close(part, exact, rtol=0, atol=1e-8)
 
 
+def perceptron() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3)).double()
+
+
+X = normal(B, 3)
+
+
+def test_parts_of_a_batch_add_up_to_the_gradient_in_the_mean_over_their_own_choices() -> None:
+    model = perceptron()
+    losses = lambda x, y: class_losses(model(x), y)  # noqa: E731
+    losses(X, Y).mean().backward()
+    wanted, slopes = gradients(model), slopes_of(class_losses, model(X), Y)
+    sites = jp.ForwardGradient(model.parameters()).sites(losses, X, Y)
+    total = [torch.zeros_like(part) for part in wanted]
+    for part in (slice(0, 2), slice(2, 5)):
+        for uniform, length in strata(oracle_chances(slopes[part])):
+            noise = Chosen(sites, uniform)
+            options = {"samples": noise.count, "noise": lambda seed, step, noise=noise: noise}
+            estimate = jp.ForwardGradient(model.parameters(), control=False, resample=True, **options)
+            model.zero_grad()
+            estimate(losses, X[part], Y[part], offset=part.start, total=B)
+            for place, more in zip(total, gradients(model), strict=True):
+                place += length * more
+    for part, exact in zip(total, wanted, strict=True):
+        torch.testing.assert_close(part, exact, rtol=0, atol=1e-8)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_each_sample_has_its_weight_in_the_mean(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -221,14 +256,6 @@ def same_as_without(losses: Losses, model: nn.Module, *batch: Any, **options: An
     return all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
-def perceptron() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3)).double()
-
-
-X = normal(B, 3)
-
-
 def test_batches_that_are_no_samples_are_taken_as_they_are() -> None:
     model = perceptron()
     dropping = nn.Sequential(*model[:2], nn.Dropout(0.5), *model[2:])
@@ -240,7 +267,6 @@ def test_batches_that_are_no_samples_are_taken_as_they_are() -> None:
     assert same_as_without(lambda x, y: class_losses(model(x)[y.argsort().argsort()], y), model, X, Y)
     assert same_as_without(lambda x, y: class_losses(dropping(x), y), model, X, Y)
     assert same_as_without(lambda x, y: class_losses(norms(x), y), norms, X, Y)
-    assert same_as_without(lambda x, y: class_losses(model(x), y), model, X, Y, offset=0, total=B)
     assert same_as_without(lambda x, y: class_losses(model(x), y), model, X[:1], Y[:1])
 
 
