@@ -350,7 +350,8 @@ class ForwardGradient:
     def facts(self) -> dict[str, Any]:
         """What processes that call it together must have in common."""
         options = {"estimator": self.estimator, "coupled": self.coupled, "batch_norm": self.batch_norm}
-        return {"the seed": self.seed, "samples": self.samples, "control": self._known.control is not None, **options}
+        options |= {"samples": self.samples, "resample": self.resample, "control": self._known.control is not None}
+        return {"the seed": self.seed, **options}
 
     def sites(self, loss_fn: Callable[..., Any], *batch: Any, has_aux: bool = False) -> list[Site]:
         """Where noise enters, and how the samples lie there. Touches no gradient, buffer or random state."""
