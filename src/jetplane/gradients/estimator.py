@@ -73,6 +73,9 @@ class ForwardGradient:
     Through more than two batch norms in training, what their statistics add is bounded beside the rest, so that noise
     does not grow with depth; what is beyond the bound is left out. ``batch_norm="exact"`` leaves nothing out.
 
+    With ``resample`` the samples of each batch are drawn again by the size of their losses' slopes, with weights that
+    leave the mean as it is: as unbiased, and less noisy once most of a batch is learned, for one more pass of values.
+
     By default J is found for each program, from 8 to 32, the more the smaller the batch is beside the numbers of a
     sample that get noise (8 where the weights themselves are perturbed, with ``estimator="weight"``).
 
