@@ -352,7 +352,11 @@ class ForwardGradient:
 
     def facts(self) -> dict[str, Any]:
         """What processes that call it together must have in common."""
-        options = {"estimator": self.estimator, "coupled": self.coupled, "batch_norm": self.batch_norm}
+        options: dict[str, Any] = {
+            "estimator": self.estimator,
+            "coupled": self.coupled,
+            "batch_norm": self.batch_norm,
+        }
         options |= {"samples": self.samples, "resample": self.resample, "control": self._known.control is not None}
         return {"the seed": self.seed, **options}
 
