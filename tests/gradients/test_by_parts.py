@@ -120,7 +120,7 @@ def test_a_step_of_horizon_adam_in_parts_is_that_of_the_whole(compile: bool) -> 
     found = []
     for options in ({}, {"compile": compile, "memory": "100 kB"}):
         model = smooth()
-        opt = HorizonAdam(model.parameters(), samples=3, every=2, clip=0.5, **options)
+        opt = HorizonAdam(model.parameters(), samples=3, every=2, clip=0.5, resample=False, **options)
         losses = [opt.step(classify(model), X, Y)]
         rates = [opt.report.rate]
         for _ in range(2):
@@ -323,3 +323,17 @@ def test_parameters_that_are_not_used_have_no_gradient() -> None:
     estimate = jp.ForwardGradient(model.parameters(), 3, memory="100 kB", allow_unused=True)
     estimate(classify(model["used"]), X, Y)
     assert model["left"].weight.grad is None and model["used"][0].weight.grad is not None
+
+
+@pytest.mark.usefixtures("traced")
+@pytest.mark.parametrize("compile", [False, True])
+def test_parts_are_drawn_again_each_by_itself(compile: bool) -> None:
+    found = []
+    for resample in (False, True):
+        model = smooth()
+        estimate = jp.ForwardGradient(model.parameters(), 3, memory="100 kB", resample=resample, compile=compile)
+        loss = estimate(classify(model), X, Y)
+        torch.testing.assert_close(loss, classify(model)(X, Y).mean().detach())
+        assert len(estimate.parts(classify(model), X, Y)) > 1
+        found.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
+    assert found[1].isfinite().all() and not torch.allclose(found[0], found[1])

@@ -59,6 +59,7 @@ class ByParts:
     check: Callable[[NoisePlan], None]  # before the first gradient of a part
     passes: Callable[[LossProgram], Passes]
     probe_every: int
+    look: Callable[[NoisePlan, Passes], None]  # at a plan that is new, and its program
     held: int  # bytes, beside what a part's passes hold
 
     def __post_init__(self) -> None:
@@ -88,6 +89,7 @@ class ByParts:
                 with contextlib.suppress(Changed):
                     return self._follow(self._plan, passes, offset)
             self._plan = self.known.plans.find(passes, self.width)
+            self.look(self._plan, passes)
         assert self._plan is not None
         return self._follow(self._plan, passes, offset)
 
@@ -101,5 +103,6 @@ class ByParts:
             self._last.lessons = self._lessons
         noise = Sharded(self.noise, plan, offset, self.division.samples)
         chunk = self.width.of(plan, self.held + self._last.held) if plan.sites else 1
-        one = Estimate(plan, noise, noise, count, chunk, readout, self._last, self.exact)
+        places = plan.resampled
+        one = Estimate(plan, noise, noise, count, chunk, readout, self._last, self.exact, resampled=places)
         return two_passes(passes, one, partial(self.check, plan))[0]

@@ -38,6 +38,7 @@ from .noise.statistics import Statistics
 from .passes.divisions import Divisions
 from .passes.kept_plans import KeptPlans, Width
 from .passes.program_passes import Passes, capturing
+from .passes.resampling import places_of
 from .passes.sample_parts import Division, Inseparable, ShardOf
 from .passes.two_passes import Estimate, looked_at, two_passes
 from .plan.noise_plan import Changed, NoisePlan, Site
@@ -73,6 +74,9 @@ class ForwardGradient:
 
     Through more than two batch norms in training, what their statistics add is bounded beside the rest, so that noise
     does not grow with depth; what is beyond the bound is left out. ``batch_norm="exact"`` leaves nothing out.
+
+    With ``resample`` the samples of each batch are drawn again by the size of their losses' slopes, with weights that
+    leave the mean as it is: as unbiased, and less noisy once most of a batch is learned, for one more pass of values.
 
     By default J is found for each program, from 8 to 32, the more the smaller the batch is beside the numbers of a
     sample that get noise (8 where the weights themselves are perturbed, with ``estimator="weight"``).
@@ -111,6 +115,7 @@ class ForwardGradient:
         allow_unused: bool = False,
         control: bool = True,
         batch_norm: str = "bounded",
+        resample: bool = False,
         probe_every: int = 50,
         capturable: bool = False,
         compile: bool = False,
@@ -130,6 +135,7 @@ class ForwardGradient:
             raise ValueError(f"chunk_size is {chunk_size} and memory {memory!r}; expected one of them.")
         self.samples, self.estimator, self.seed = samples, estimator, seed
         self.coupled, self.allow_unused, self.batch_norm = coupled, allow_unused, batch_norm
+        self.resample = resample
         self.crew = Crew(process_group, check_every, type(self).__name__)
         if capturable and not compile and self.crew.processes is not None:
             raise ValueError(
@@ -354,6 +360,7 @@ class ForwardGradient:
         """That of a program, made anew, and checked."""
         with _steady():
             plan = KeptPlans().find(passes, width)
+        self._see_whether_drawn_again(plan, passes)
         self._check(plan)
         return plan
 
@@ -406,9 +413,16 @@ class ForwardGradient:
 
     def facts(self) -> dict[str, Any]:
         """What processes that call it together must have in common."""
-        options = {"estimator": self.estimator, "coupled": self.coupled, "batch_norm": self.batch_norm}
+        options: dict[str, Any] = {
+            "estimator": self.estimator,
+            "coupled": self.coupled,
+            "batch_norm": self.batch_norm,
+            "samples": self.samples,
+            "resample": self.resample,
+            "control": self._known.control is not None,
+        }
         options |= shared_facts(self._parameters.given, self._parameters.names)
-        return {"the seed": self.seed, "samples": self.samples, "control": self._known.control is not None, **options}
+        return {"the seed": self.seed, **options}
 
     def sites(self, loss_fn: Callable[..., Any], *batch: Any, has_aux: bool = False) -> list[Site]:
         """Where noise enters, and how the samples lie there. Touches no gradient, buffer or random state."""
@@ -486,13 +500,19 @@ class ForwardGradient:
                 with contextlib.suppress(Changed, Inseparable):
                     return self._by_parts(division, program, known), None
                 known.divisions.decide(program, None)
-        return self._follow(known.plans.find(passes, self._width, plan), passes, known, meeting)
+        plan = known.plans.find(passes, self._width, plan)
+        self._see_whether_drawn_again(plan, passes)
+        return self._follow(plan, passes, known, meeting)
+
+    def _see_whether_drawn_again(self, plan: NoisePlan, passes: Passes) -> None:
+        plan.resampled = places_of(plan, passes) if self.resample else ()
 
     def _by_parts(self, division: Division, program: LossProgram, known: Known) -> Tensor:
         """The losses (B,) of a batch in parts, its gradients added; raises Changed or Inseparable, and adds nothing."""
         width, exact = self._width.of_part(division.tangents), self.batch_norm == "exact"
         noise, every, held = self._noise(self.seed, known.step), self._probe_every, self._parameters.kept_apart
-        parts = ByParts(division, known, width, noise, exact, self._check, self._passes, every, held)
+        ways = self._check, self._passes, every, self._see_whether_drawn_again
+        parts = ByParts(division, known, width, noise, exact, *ways, held)
         with self._parameters.apart():
             losses = parts.losses(program)
             gradients = [tensor.grad for tensor in self._parameters.tensors]
@@ -506,9 +526,20 @@ class ForwardGradient:
 
     def _follow(self, plan: NoisePlan, passes: Passes, known: Known, meeting: Meeting) -> tuple[Tensor, Any]:
         """Both passes. Raises Changed where the program is another one, before a gradient is touched."""
+        if plan.resampled:
+            with contextlib.suppress(Changed):
+                return self._follow_as(plan, plan.resampled, passes, known, meeting)
+            plan.resampled = ()  # what it does depends on the samples that it is given
+        return self._follow_as(plan, (), passes, known, meeting)
+
+    def _follow_as(
+        self, plan: NoisePlan, places: tuple[int, ...], passes: Passes, known: Known, meeting: Meeting
+    ) -> tuple[Tensor, Any]:
+        """The same, of the batch as it is or, where places in it are given, drawn again."""
         one = self._estimate_by(plan, self._noise(self.seed, known.step), known.control, meeting)
         due = not (capturing() or plan.noisy) and plan.age % self._probe_every == 0
         look = partial(_warn_of_noise, plan) if due else None
+        one = replace(one, resampled=places if one.sharing is None else ())
         run = partial(two_passes, passes, one, partial(self._check, plan), look)
         return run() if plan.whole is None else self._together(meeting, one, run)
 

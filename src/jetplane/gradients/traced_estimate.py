@@ -174,7 +174,8 @@ class TracedEstimate:
             noises = self._noise if part is None else self._shifted(part.offset)
             noise = _InTurn(noises, seed, step, replay)
             same = _InTurn(noises, again(seed), again(step), replay)
-            one = Estimate(self.plan, noise, same, count, chunk, readout, prediction, self._settings.exact_norms)
+            exact, places = self._settings.exact_norms, self.plan.resampled
+            one = Estimate(self.plan, noise, same, count, chunk, readout, prediction, exact, resampled=places)
             try:
                 losses, outputs = two_passes(passes, one, _nothing)
             except Changed:
@@ -289,7 +290,7 @@ def _masks(plan: NoisePlan) -> list[Tensor]:
 
 def _alike(one: NoisePlan, other: NoisePlan) -> bool:
     """Whether two plans of a program agree about which entries belong to which samples and tokens."""
-    if [_facts(site) for site in one.sites] != [_facts(site) for site in other.sites]:
+    if one.resampled != other.resampled or list(map(_facts, one.sites)) != list(map(_facts, other.sites)):
         return False
     pairs = zip(_masks(one), _masks(other), strict=True)
     return all(torch.equal(mask, another) for mask, another in pairs)

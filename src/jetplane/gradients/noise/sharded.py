@@ -29,6 +29,8 @@ class Sharded:
         self._offset, self._total = offset, total
 
     def rows(self, site: int, start: int, stop: int, like: Tensor) -> Tensor:
+        if site >= len(self._plan.sites):  # what is drawn for the part by itself
+            return self._stretch(site, start, stop, like, self._offset * like.numel())
         layout, samples = self._plan.sites[site].layout, self._plan.samples
         if layout is None:
             before, each = 1, -(-like.numel() // samples)

@@ -20,7 +20,7 @@ from ...ad.draws import draws
 from ...ad.run.replay import Replay
 from ..program.loss_program import LossProgram
 
-__all__ = ["Division", "Inseparable", "ShardOf", "agree", "can_be_cut"]
+__all__ = ["Division", "Inseparable", "ShardOf", "agree", "alike", "can_be_cut"]
 
 aten = torch.ops.aten
 
@@ -97,14 +97,14 @@ def agree(func: Callable[..., Any], batch: Sequence[Any], division: Division, de
 
     try:
         whole = losses(batch).split(division.size)
-        return all(_alike(losses(part), here) for part, here in zip(division.parts(batch), whole, strict=True))
+        return all(alike(losses(part), here) for part, here in zip(division.parts(batch), whole, strict=True))
     except Exception:  # whatever it is, the program does not take parts of its batch
         return False
     finally:
         replay.rewind()
 
 
-def _alike(one: Tensor, other: Tensor) -> bool:
+def alike(one: Tensor, other: Tensor) -> bool:
     """Whether losses are the same but for rounding, which depends on how many there are."""
     if one.shape != other.shape:
         return False

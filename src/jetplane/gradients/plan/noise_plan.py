@@ -147,6 +147,9 @@ class NoisePlan:
     whole: int | None = None  # samples of the batch that these are a part of, in the call at hand; None: it is all
     values: int = 0  # bytes of all that depends on parameters
     layers: int = 0  # of these, what layers give
+    resampled: tuple[
+        int, ...
+    ] = ()  # places in the batch of what has an entry for each sample, if it may be drawn again
     trace: Trace | None = None  # of the memory of a pass with one tangent, where that may be more than there is
     ends: dict[int, Site] = field(default_factory=dict)
     member: dict[int, Site] = field(default_factory=dict)

@@ -69,7 +69,8 @@ class HorizonAdam(torch.optim.Optimizer):
 
     ``step(loss_fn, *batch)``, where ``loss_fn`` returns one loss for each sample (B,). The gradient is estimated by
     ``samples`` activation tangents of each sample (:class:`jetplane.ForwardGradient`; by default 8 to 32, the more the
-    smaller the batch is beside a sample's activations), and shaped as Adam's along the axes in which the entries of a
+    smaller the batch is beside a sample's activations), of samples drawn by the slopes of their losses
+    (``resample=False`` takes each of them once), and shaped as Adam's along the axes in which the entries of a
     weight's gradient are not correlated: d (:mod:`~jetplane.optim.horizon.eigenbasis`; ``rotate=False`` keeps the
     entries' own axes). How far to go is measured: with theta_H the mean of the parameters over a trailing horizon of H
     steps, and m = theta - theta_H,
@@ -139,6 +140,7 @@ class HorizonAdam(torch.optim.Optimizer):
         forget: float = 2.0,
         rotate: bool = True,
         seed: int = 0,
+        resample: bool = True,
         compile: bool = False,
         process_group: Any = None,
         check_every: int | None = 100,
@@ -171,7 +173,7 @@ class HorizonAdam(torch.optim.Optimizer):
         self._report: HorizonReport | None = None
         self._evaluating = False
         self.compile, self._compiled = compile, None
-        self._options = {"samples": samples, "seed": seed, **options}
+        self._options = {"samples": samples, "seed": seed, "resample": resample, **options}
         self._leaves: list[Tensor] = []
         self._begun: list[int] = []  # for each leaf, the number of steps that were taken without it
         self._new: list[Tensor] = []  # leaves that the next step is the first for
