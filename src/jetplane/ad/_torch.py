@@ -18,11 +18,14 @@ from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 import torch.autograd.function as _function
+from torch.autograd import forward_ad
+from torch.fx.experimental import const_fold as _const_fold
 from torch.utils import _contextlib
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
+    "CONST_FOLD",
     "CONTEXT_DECORATORS",
     "INFERENCE_SWITCHES",
     "IS_GRAD_ENABLED",
@@ -45,6 +48,7 @@ __all__ = [
     "has_gradient_hooks",
     "is_composite",
     "is_fake",
+    "is_forward_mode",
     "is_functorch_wrapper",
     "is_tracing",
     "native_losses",
@@ -83,6 +87,7 @@ HigherOrderOperator = torch._ops.HigherOrderOperator
 # program enters and leaves inference mode.
 SET_GRAD_ENABLED = torch._C._set_grad_enabled
 CONTEXT_DECORATORS = _contextlib.__file__
+CONST_FOLD: Any = _const_fold  # what torch.func.linearize makes constants with
 INFERENCE_SWITCHES = (torch.autograd.grad_mode._enter_inference_mode, torch.autograd.grad_mode._exit_inference_mode)
 IS_GRAD_ENABLED = torch.is_grad_enabled  # torch's own: while a pass runs, another stands in its place
 
@@ -99,6 +104,11 @@ _AUTOCAST = reduce(
         if name.startswith("Autocast") and name not in ("AutocastFunctionality",)
     ),
 )
+
+
+def is_forward_mode() -> bool:
+    """Whether torch's own forward mode is active, whose tangents are kept by tensors themselves."""
+    return forward_ad._current_level >= 0
 
 
 class AboveAutograd:

@@ -105,6 +105,7 @@ class _Hooks:
 
 
 _COMPILE = torch.compile
+_FOLD = _torch.CONST_FOLD.split_module
 
 
 def _install() -> None:
@@ -112,12 +113,14 @@ def _install() -> None:
     _HANDOVERS.install()
     torch.is_grad_enabled = _is_grad_enabled
     torch.compile = _compile
+    _torch.CONST_FOLD.split_module = _fold
 
 
 def _uninstall() -> None:
     del _torch.SingleLevelFunction.apply  # type: ignore[attr-defined]
     torch.is_grad_enabled = _torch.IS_GRAD_ENABLED
     torch.compile = _COMPILE
+    _torch.CONST_FOLD.split_module = _FOLD
 
 
 # -- the state of autograd ------------------------------------------------------------------------------------------
@@ -139,6 +142,16 @@ def _compile(*args: Any, **kwargs: Any) -> Any:
     """``torch.compile`` while a pass runs, as torch.cond calls it: what it makes runs as it is."""
     _torch.uncompiled.begin_late()
     return _COMPILE(*args, **kwargs)
+
+
+def _fold(*args: Any, **kwargs: Any) -> Any:
+    """What ``torch.func.linearize`` makes constants with: what it traces inside a pass has none of the numbers."""
+    if any(owner == threading.get_ident() for _, owner in _ACTIVE):
+        raise UnsupportedProgram(
+            f"{call_site('torch.func.linearize')} traces a graph whose numbers are not those of the pass; expected "
+            "torch.func.jvp."
+        )
+    return _FOLD(*args, **kwargs)
 
 
 # -- torch.autograd.Function --------------------------------------------------------------------------------------

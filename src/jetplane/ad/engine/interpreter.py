@@ -469,8 +469,8 @@ class JetMode(_torch.DispatchMode):
 
 
 def _fresh(value: Tensor, args: Any) -> Tensor:
-    """``value`` as autograd expects it from below: without a graph of its own and not an input."""
-    if value.requires_grad or value._is_view():
+    """``value`` as autograd expects it from below: without a graph and a tangent of its own and not an input."""
+    if value.requires_grad or value._is_view() or _torch.is_forward_mode():
         return _detached(value)
     for given in args:
         if given is value:
