@@ -546,6 +546,8 @@ def test_a_derivative_inside_a_pass_without_a_graph_says_what_to_do() -> None:
     )
     with pytest.raises(jp.UnsupportedProgram, match=says), jp.perturb([w], [randn(1, 3)]):
         loss()
+    with pytest.raises(jp.UnsupportedProgram, match=says + r".*itself, and no backward of a loss, which is only to be"):
+        jp.forward_gradient(lambda: ((x := w * 2).square().sum().backward(), x)[1], [w.requires_grad_()])
     for survey in (jp.coverage, jp.verify):
         with pytest.raises(jp.UnsupportedProgram, match=says):
             survey(loss, [w])

@@ -131,6 +131,10 @@ class JetMode(_torch.DispatchMode):
         self.detached = self.detached or self.tracks(tensor)
         self._records.pop(tensor.untyped_storage(), None)
 
+    def hand_out(self, tensor: Tensor) -> None:
+        """The program makes plain numbers of this tensor, with which no tangent goes."""
+        self.detached = self.detached or self.tracks(_torch_distributed.inside(tensor))
+
     def is_stopped(self, tensor: Tensor) -> bool:
         """Whether the user detached this tensor, or a tensor that it is a view of."""
         reference = self._stopped.get(id(tensor))

@@ -38,6 +38,7 @@ class Follower(Protocol):
     def switches(self) -> GradSwitches: ...
     def stop(self, tensor: Tensor) -> None: ...
     def forget(self, tensor: Tensor) -> None: ...
+    def hand_out(self, tensor: Tensor) -> None: ...
     def tracks(self, tensor: Tensor) -> bool: ...
     def inside_loss(self, func: Any, args: Any, kwargs: Any) -> contextlib.AbstractContextManager[None]: ...
 
@@ -91,6 +92,12 @@ def _new_constant(jets: Follower, func: Any, args: Any, kwargs: Any) -> Any:
     return out
 
 
+def _numbers(jets: Follower, func: Any, args: Any, kwargs: Any) -> Any:
+    if not _torch.is_functorch_wrapper(args[0]):
+        jets.hand_out(args[0])
+    return func(*args, **kwargs)
+
+
 class _SeenEngine:
     """torch's engine of backward passes, with the modes on: it runs parts of the program, once more or for the first
     time, as checkpoints and a Function's ``backward`` are. A function mode is off while the function it sees runs."""
@@ -110,14 +117,15 @@ class _SeenEngine:
 _NO_GRAPH = "does not require grad"  # and, of a result, does not have a grad_fn
 
 
-def _why_without_graph(jets: Follower, error: RuntimeError, args: Any, kwargs: Any) -> tuple[str, str] | None:
+def _why_without_graph(jets: Follower, func: Any, error: RuntimeError, args: Any, kwargs: Any) -> tuple[str, str] | None:
     """Why autograd knows nothing of what a program wants to differentiate, and what to do; None if that is its own."""
     if _NO_GRAPH not in str(error):
         return None
     if jets.switches.blind:
         return (
             "for a pass runs with autograd off",
-            "torch.enable_grad() around a program that differentiates inside itself",
+            "torch.enable_grad() around a program that differentiates inside itself"
+            + ("" if func is torch.autograd.grad else ", and no backward of a loss, which is only to be returned"),
         )
     given = _torch.pytree.tree_leaves((args, kwargs))
     if any(isinstance(one, Tensor) and _has_no_graph(jets, one) for one in given):
@@ -138,7 +146,7 @@ def _differentiate(jets: Follower, func: Any, args: Any, kwargs: Any) -> Any:
         with jets.switches.without_graph():
             return func(*args, **kwargs)
     except RuntimeError as error:
-        reason = _why_without_graph(jets, error, args, kwargs)
+        reason = _why_without_graph(jets, func, error, args, kwargs)
         if reason is None:
             raise
         raise UnsupportedProgram(
@@ -265,6 +273,7 @@ _HOOKS: dict[Any, Any] = {
     torch.detach_: _stop_output,
     torch.Tensor.data.__get__: _stop_output,  # type: ignore[attr-defined]
     torch.tensor: _new_constant,
+    **dict.fromkeys((torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.__float__), _numbers),
     torch.autograd.grad: _differentiate,
     torch.autograd.backward: _differentiate,
     torch.Tensor.backward: _differentiate,
