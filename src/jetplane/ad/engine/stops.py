@@ -117,7 +117,9 @@ class _SeenEngine:
 _NO_GRAPH = "does not require grad"  # and, of a result, does not have a grad_fn
 
 
-def _why_without_graph(jets: Follower, func: Any, error: RuntimeError, args: Any, kwargs: Any) -> tuple[str, str] | None:
+def _why_without_graph(
+    jets: Follower, func: Any, error: RuntimeError, args: Any, kwargs: Any
+) -> tuple[str, str] | None:
     """Why autograd knows nothing of what a program wants to differentiate, and what to do; None if that is its own."""
     if _NO_GRAPH not in str(error):
         return None

@@ -95,7 +95,8 @@ class Pass:
             )
         raise ValueError(
             "the program detaches its result from all that varies, by .detach(), .data, .item() or "
-            "torch.tensor(), where tangents stop as backprop's gradients do; expected a result that depends on what is differentiated."
+            "torch.tensor(), where tangents stop as backprop's gradients do; expected a result that depends on what is "
+            "differentiated."
         )
 
     def jet(self, tensor: Tensor) -> Jet:
