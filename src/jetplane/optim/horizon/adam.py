@@ -553,6 +553,8 @@ def _check_group(group: dict[str, Any]) -> None:
     for number, beta in enumerate(betas):
         _check(f"betas[{number}]", beta, below=1.0)
     for leaf in group["params"]:
+        if leaf.device.type == "meta":
+            raise ValueError("a parameter is on meta, where there are no numbers; expected it on another device.")
         if leaf.device.type == "mps":
             raise ValueError("a parameter is on mps, which has no float64 for the path; expected the CPU or CUDA.")
 

@@ -197,7 +197,8 @@ def _direction(
     mean.copy_(torch.where(taken, _lerp(mean, turned, 1 - first), mean))
     square.copy_(torch.where(taken, _lerp(square, turned * turned, 1 - second), square))
     del turned
-    size = square.sqrt().div_(corrections[1].to(square)).add_(max(rules.eps, _least(square.dtype)))
+    size = eigenbasis.floored(state, square.sqrt().div_(corrections[1].to(square)))
+    size = size.add_(max(rules.eps, _least(square.dtype)))
     return eigenbasis.back(state, (mean / corrections[0].to(mean)).neg_().div_(size))
 
 

@@ -23,13 +23,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["affordable", "away", "back", "fresh", "is_due", "refresh", "see"]
+__all__ = ["affordable", "away", "back", "floored", "fresh", "is_due", "refresh", "see"]
 
 log = logging.getLogger("jetplane")
 
 _WIDEST = 1024  # inputs; more of them keep their own axes
 _LEAST, _TIMES = 1 << 24, 4  # numbers of all moments and axes: that many, or so many times the parameters
 _ITERATIONS = 2  # of each refresh
+_SMALLEST = 1e-5  # scale, of the largest one of its output
 _SHIFT = 1e-3  # of the trace of the moment: axes that have less of it than that are hardly turned
 
 State = Mapping[str, Any]  # of a parameter
@@ -132,3 +133,15 @@ def away(state: State, values: Tensor) -> Tensor:
 def back(state: State, values: Tensor) -> Tensor:
     """The inverse of :func:`away`."""
     return (values.flatten(1) @ state["basis"].T).view_as(values) if "basis" in state else values
+
+
+def floored(state: State, sizes: Tensor) -> Tensor:
+    """Adam's scales along the axes, none of them tiny beside the others of its output.
+
+    A gradient has nothing but rounding errors along the axes of an input that is zero, and little more where there were
+    fewer gradients than inputs: divided by their size, they would be as long a step as any.
+    """
+    if "basis" not in state:
+        return sizes
+    least = _SMALLEST * sizes.flatten(1).amax(1)
+    return torch.maximum(sizes, least.view(-1, *(1,) * (sizes.ndim - 1)))
