@@ -38,6 +38,8 @@ from jetplane_lab.methods import Method, scheduled
 from jetplane_lab.methods.backprop import Backprop
 from jetplane_lab.methods.forward import Horizon, OnForwardGradients
 
+_PARTS = 8  # micro-batches
+
 
 class Way(NamedTuple):
     """A method: how it is made, and whether it is given one loss for each sample."""
@@ -48,8 +50,28 @@ class Way(NamedTuple):
     backward: bool = False
 
 
+class MicroBatches(Backprop):
+    """Backprop by parts of a batch, one after the other: what the forward-only methods do with theirs."""
+
+    def step(self, loss_fn: Callable[..., Any], *batch: Any, has_aux: bool = False) -> Tensor:
+        """Take one step, and return the loss before it."""
+        self.optimizer.zero_grad(set_to_none=True)
+        losses = []
+        for part in zip(*(one.chunk(_PARTS) for one in batch), strict=True):
+            with torch.enable_grad():
+                loss = loss_fn(*part) / _PARTS
+                loss.backward()
+            losses.append(loss.detach())
+        self.optimizer.step()
+        return torch.stack(losses).sum()
+
+
 def _adam(model: nn.Module) -> Method:
     return Backprop(torch.optim.Adam(model.parameters()))
+
+
+def _micro(model: nn.Module) -> Method:
+    return MicroBatches(torch.optim.Adam(model.parameters()))
 
 
 def _sgd(model: nn.Module) -> Method:
@@ -64,15 +86,21 @@ def _forward(samples: int, **options: Any) -> Callable[[nn.Module], Method]:
     return make
 
 
+def _horizon(samples: int, **options: Any) -> Callable[[nn.Module], Method]:
+    return lambda model: Horizon(optim.HorizonAdam(model.parameters(), samples=samples, **options))
+
+
 WAYS = {
     "backprop": Way("backprop, Adam", _adam, backward=True),
     "checkpointed": Way("backprop with checkpoints, Adam", _adam, backward=True),
     "checkpointed-sgd": Way("backprop with checkpoints, SGD", _sgd, backward=True),
+    "micro": Way("backprop in 8 micro-batches, Adam", _micro, backward=True),
     "forward-4": Way("ForwardGradient, J = 4, Adam", _forward(4), per_sample=True),
+    "forward-4-small": Way("the same, with memory for 16 MiB", _forward(4, memory="16MiB"), per_sample=True),
+    "forward-4-whole": Way("the same, all samples and tangents at once", _forward(4, chunk_size=4), per_sample=True),
     "forward-4-chunks": Way("the same, a tangent at a time", _forward(4, chunk_size=1), per_sample=True),
-    "horizon-4": Way(
-        "HorizonAdam, J = 4", lambda model: Horizon(optim.HorizonAdam(model.parameters(), samples=4)), per_sample=True
-    ),
+    "horizon-4": Way("HorizonAdam, J = 4", _horizon(4), per_sample=True),
+    "horizon-4-small": Way("the same, with memory for 16 MiB", _horizon(4, memory="16MiB"), per_sample=True),
     "fgd": Way("FGD, K = 1", lambda model: optim.FGD(model.parameters(), 1e-6)),
     "fomoh-3d": Way("FoMoH-3D", lambda model: optim.FoMoHKD(model.parameters(), 1e-6, 3)),
     "mezo": Way("MeZO", lambda model: optim.MeZO(model.parameters(), 1e-9)),

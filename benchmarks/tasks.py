@@ -300,7 +300,13 @@ TASKS = {
 
 
 def train(
-    task: Task, rate: float | None, steps: int, seed: int = 0, samples: int | None = None, device: str = "cpu"
+    task: Task,
+    rate: float | None,
+    steps: int,
+    seed: int = 0,
+    samples: int | None = None,
+    device: str = "cpu",
+    resample: bool = True,
 ) -> dict[str, Any]:
     """Train with backprop at ``rate``, or with HorizonAdam and that many tangents of a sample."""
     torch.manual_seed(seed)
@@ -311,7 +317,7 @@ def train(
     def losses(x: Tensor, y: Tensor) -> Tensor:
         return task.losses(model(x), y)
 
-    horizon = HorizonAdam(model.parameters(), samples=samples, seed=seed, compile=x.is_cuda)
+    horizon = HorizonAdam(model.parameters(), samples=samples, seed=seed, resample=resample, compile=x.is_cuda)
     adam = torch.optim.Adam(model.parameters(), 1.0 if rate is None else rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, steps)
     began = time.perf_counter()
@@ -345,6 +351,7 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS), metavar="NAME")
     parser.add_argument("--steps", type=int, help="(default: each task's own)")
     parser.add_argument("--samples", type=int, metavar="J", help="tangents, of HorizonAdam (default: its own)")
+    parser.add_argument("--no-resample", action="store_true", help="each sample of a batch once")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1], metavar="N", help="(default: 0 1)")
     parser.add_argument("--device", default="cpu", help="(default: cpu)")
     parser.add_argument("--out", type=Path)
@@ -359,7 +366,9 @@ def main() -> None:
         best = (min if "error" in task.unit else max)(backprop, key=lambda one: one["score"])
         row = {"task": name, "unit": task.unit, "batch": task.batch, "steps": steps, "seeds": options.seeds}
         row["samples"] = options.samples  # None: HorizonAdam's own
-        row["horizon"] = [go(rate=None, seed=seed, samples=options.samples) for seed in options.seeds]
+        row["resample"] = not options.no_resample
+        own = {"samples": options.samples, "resample": not options.no_resample}
+        row["horizon"] = [go(rate=None, seed=seed, **own) for seed in options.seeds]
         row["backprop"] = [best, *(go(rate=best["rate"], seed=seed) for seed in further)]
         results.append(row | {"backprop, every rate": backprop})
         print(name, {key: results[-1][key] for key in ("horizon", "backprop")}, flush=True)

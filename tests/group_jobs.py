@@ -22,9 +22,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 import jetplane as jp
 from jetplane import optim
+from jetplane.ad import _torch
 from jetplane.directions import Gaussian, Grown
 from jetplane.journal import Journal, SharedJournal, opened, replay, verify
-from jetplane.parallel import Quorum
+from jetplane.parallel import Quorum, processes
 from jetplane.parallel.processes import Processes
 from jetplane.solvers import Step
 from many_processes import (
@@ -48,6 +49,7 @@ from many_processes import (
     search,
     seeded,
 )
+from tracing import trace_only
 
 Job = Callable[[Place], Any]
 
@@ -243,15 +245,25 @@ def nonfinite(place: Place) -> list[Any]:
 
 def hanging(place: Place) -> str:
     """One process does not come."""
-    group = distributed.new_group(timeout=timedelta(seconds=2))
+    group = distributed.new_group(timeout=timedelta(seconds=5))
     opt = stepped(Place(place.rank, place.size, group))
     if place.rank == 1:
-        time.sleep(4)
+        time.sleep(8)
         return "slept"
     return message(lambda: opt.step(_short(opt), weight=1))
 
 
 # -- arguments ------------------------------------------------------------------------------------------
+
+
+def let_go(place: Place) -> list[int]:
+    """What gloo's thread still holds behind an exchange is kept, and is let go of at the end of the process."""
+    members, kept = Processes(place.group), 0
+    for number in range(50):
+        members.gather(torch.tensor([float(number)], dtype=torch.float64), "an exchange")
+        kept += bool(processes._HELD)
+    processes._settle()
+    return [kept, len(processes._HELD)]
 
 
 def arguments(place: Place) -> dict[str, str]:
@@ -271,8 +283,8 @@ def arguments(place: Place) -> dict[str, str]:
         "nobody": message(lambda: opt.step(loss, x, y, weight=0)),
         "compile": message(lambda: optim.FGD(params, compile=True, process_group=mesh)),
         "capturable": message(lambda: jp.ForwardGradient(params, capturable=True, process_group=group)),
-        "compiled estimate": message(lambda: jp.ForwardGradient(params, compile=True, process_group=group)),
-        "compiled adam": message(lambda: optim.HorizonAdam(params, compile=True, process_group=group)),
+        "compiled estimate": message(lambda: jp.ForwardGradient(params, compile=True, process_group=mesh)),
+        "compiled adam": message(lambda: optim.HorizonAdam(params, compile=True, process_group=mesh)),
         "several closures": message(
             lambda: optim.HorizonAdam(params, process_group=group).step([lambda: losses(model, "none")(x, y)] * 2)
         ),
@@ -461,6 +473,77 @@ def compiled(place: Place) -> list[Any]:
     return found
 
 
+def compiled_estimates(place: Place, by_compiler: bool = False) -> dict[str, list[Tensor]]:
+    """Compiled forward gradients and steps of HorizonAdam in a group, beside uncompiled ones; one batch is smaller."""
+    kept = _torch.compiled
+    if not by_compiler:
+        _torch.compiled = trace_only  # type: ignore[assignment]
+    try:
+        return {name: [_estimated(place, name, flag) for flag in (False, True)] for name in ESTIMATED}
+    finally:
+        _torch.compiled = kept  # type: ignore[assignment]
+
+
+ESTIMATED: dict[str, Callable[..., Any]] = {
+    "gradient": lambda p, **o: jp.ForwardGradient(p, **o),
+    "without control": lambda p, **o: jp.ForwardGradient(p, 3, control=False, **o),
+    "HorizonAdam": lambda p, **o: optim.HorizonAdam(p, **o),
+    "clipped": lambda p, **o: optim.HorizonAdam(p, clip=0.3, every=2, weight_decay=0.1, **o),
+}
+
+
+def _estimated(place: Place, name: str, compile: bool) -> Tensor:
+    model, (x, y) = network(), shard(place)
+    opt = ESTIMATED[name](model.parameters(), compile=compile, process_group=place.group, check_every=1)
+    is_step, loss, found = isinstance(opt, optim.HorizonAdam), losses(model, "none"), []
+    adam = torch.optim.SGD(model.parameters(), 0.05)
+    for step in range(6):
+        given = (x[1:], y[1:]) if step == 3 and place.rank == 1 else (x, y)
+        if is_step:
+            found.append(opt.step(loss, *given))
+            continue
+        adam.zero_grad()
+        found.append(opt(loss, *given))
+        adam.step()
+    reports = opt.steps(loss, torch.stack([x] * 2), torch.stack([y] * 2))
+    found += list(reports.loss if is_step else reports)
+    assert (opt._compiled is not None) == compile
+    grads = [] if is_step else [p.grad.flatten() for p in model.parameters()]
+    return torch.cat([flat(model), torch.stack(found), *grads])
+
+
+def compiled_faults(place: Place) -> dict[str, str]:
+    """A process whose losses are not finite, one that raises, and one whose batch is no argument and changes."""
+    kept = _torch.compiled
+    _torch.compiled = trace_only  # type: ignore[assignment]
+    try:
+        found = {}
+        for what in ("not finite", "raising", "another size"):
+            model, (x, y) = network(), shard(place)
+            opt = optim.HorizonAdam(model.parameters(), compile=True, process_group=place.group)
+            factor, before = torch.ones((), dtype=torch.float64), losses(model, "none")
+            opt.step(lambda x, y: before(x, y) * factor, x, y)  # noqa: B023
+            start = flat(model)
+            if what == "not finite" and place.rank == 1:
+                factor.fill_(torch.nan)
+            if what == "raising" and place.rank == 1:
+                x = x[:, :2]
+            if what == "another size":
+                sizes = (4, 3)
+                opt = optim.HorizonAdam(model.parameters(), compile=True, process_group=place.group)
+
+                def loss(size: int) -> Tensor:
+                    return before(x[:size], y[:size])  # noqa: B023
+
+                said = message(lambda: [opt.step(partial(loss, size)) for size in sizes])  # noqa: B023
+            else:
+                said = message(lambda: opt.step(lambda x, y: before(x, y) * factor, x, y))  # noqa: B023
+            found[what] = f"{said.partition(';')[0]}, {'still' if torch.equal(start, flat(model)) else 'moved'}"
+        return found
+    finally:
+        _torch.compiled = kept  # type: ignore[assignment]
+
+
 # -- what else works ------------------------------------------------------------------------------------
 
 
@@ -478,7 +561,7 @@ def wrapped(place: Place) -> dict[str, Tensor]:
     found["FoMoHKD"] = flat(model)
     other = network()
     both = DistributedDataParallel(other, process_group=place.group)
-    adam = optim.HorizonAdam(both.parameters(), process_group=place.group)
+    adam = optim.HorizonAdam(both.parameters(), resample=False, process_group=place.group)
     for _ in range(5):
         adam.step(lambda x, y: F.cross_entropy(both(x), y, reduction="none"), *shard(place))
     found["HorizonAdam"] = flat(other)
@@ -513,8 +596,6 @@ def refused(place: Place) -> dict[str, str]:
     fully_shard(model)
     x = torch.ones(2, 4, dtype=torch.float64)
     return {
-        "HorizonAdam": message(lambda: optim.HorizonAdam(model.parameters())),
-        "ForwardGradient": message(lambda: jp.ForwardGradient(model.parameters())),
         "quadratic": message(
             lambda: jp.quadratic(lambda w: w.sum() + x.sum(), next(model.parameters()), next(model.parameters()))
         ),
@@ -642,7 +723,7 @@ def all_jobs() -> dict[str, Job]:
     jobs["HorizonAdam, changed on its way"] = changing_horizon
     jobs["journaled"] = journaled
     jobs["tangents"] = partial(tangents, 1)
-    for one in (shared_journal, absent, quorum_refusals, compiled):
+    for one in (shared_journal, absent, quorum_refusals, let_go, compiled, compiled_estimates, compiled_faults):
         jobs[one.__name__] = one  # type: ignore[assignment]
     jobs["dying"] = dying
     return jobs

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 import collective_jobs
 import sharded_jobs
@@ -19,6 +20,7 @@ Launch = Callable[[str, int, Any], list[dict[str, Any]]]
 @pytest.fixture(scope="session")
 def launched(tmp_path_factory: pytest.TempPathFactory) -> Launch:
     """A function that launches processes, in a folder for all workers of a run of tests, and says what they did."""
+    torch.set_num_threads(1)  # as the processes have, whose bits are compared with those of this one
     base = tmp_path_factory.getbasetemp()
     base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     return lambda name, size, jobs: launch(base / name, size, jobs)

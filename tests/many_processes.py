@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -184,7 +185,7 @@ def horizon(steps: int, place: Place | None = None, make: Callable[[], nn.Module
     """The same of HorizonAdam."""
     model, (x, y) = make(), batch()
     options, (start, stop) = placed(place, rows)
-    opt, loss = optim.HorizonAdam(model.parameters(), **options), losses(model, "none")
+    opt, loss = optim.HorizonAdam(model.parameters(), resample=False, **options), losses(model, "none")
     for _ in range(steps):
         opt.step(loss, x[start:stop], y[start:stop])
     return flat(model)
@@ -196,7 +197,8 @@ def changing_horizon(place: Place | None = None) -> Tensor:
     options: dict[str, Any] = {} if place is None else {"process_group": place.group, "check_every": 1}
     first, middle, last = (list(model[number].parameters()) for number in (0, 2, 4))
     groups = [{"params": first}, {"params": last, "rate": 1e-3, "betas": (0.8, 0.99)}]
-    opt, loss = optim.HorizonAdam(groups, clip=0.5, every=2, weight_decay=0.01, **options), losses(model, "none")
+    options |= {"clip": 0.5, "every": 2, "weight_decay": 0.01, "resample": False}  # parts would be drawn by themselves
+    opt, loss = optim.HorizonAdam(groups, **options), losses(model, "none")
     start, stop = (0, COUNT) if place is None else cuts(place.size)[place.rank]
     for parameter in middle:
         parameter.requires_grad_(False)
@@ -250,10 +252,19 @@ def message(work: Callable[[], Any]) -> str:
     return "nothing was raised"
 
 
+# Of a group: what has to be waited for on a machine that is busy with other tests is seconds, and a compiler's minutes
+PATIENCE = timedelta(seconds=600)
+
+
+def torchrun(size: int, *more: str) -> list[str]:
+    """The launcher, with a port and a store of its own, whatever else is launched at the same time."""
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size), *more]
+
+
 def _work(rank: int, size: int, folder: str, jobs: Callable[[], dict[str, Callable[[Place], Any]]]) -> None:
     torch.set_num_threads(1)
     distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=size, timeout=timedelta(seconds=60)
+        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=size, timeout=PATIENCE
     )
     place = Place(rank, size, distributed.group.WORLD)
     torch.save({name: job(place) for name, job in jobs().items()}, f"{folder}/{rank}.pt")
@@ -322,7 +333,7 @@ def horizon_in_turns(steps: int, size: int) -> list[Tensor]:
     def one(rank: int) -> None:
         with turn:
             model, (x, y) = network(), batch()
-            opt, loss = optim.HorizonAdam(model.parameters()), losses(model, "none")
+            opt, loss = optim.HorizonAdam(model.parameters(), resample=False), losses(model, "none")
             place = Turns(rank, said, turn, all_there)
             opt._crew.processes = opt.estimate.crew.processes = place
             start, stop = cuts(size)[rank]

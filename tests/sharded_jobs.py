@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 import jetplane as jp
 from jetplane import optim
 from jetplane.directions import Gaussian, Orthonormal, Plane, PreviousStep, Rademacher, RankOne
-from jetplane.journal import Journal
+from jetplane.journal import Journal, SharedJournal, opened, replay, verify
 from jetplane.optim.acceptance import UNRAISED
 from jetplane.solvers import LevenbergMarquardt
 from jetplane.testing.oracle import double_backward
@@ -30,6 +31,8 @@ def llama(kind: str, size: int) -> nn.Module:
         return sharded(model)
     if kind == "tensor parallel":
         return parallelised(model, init_device_mesh("cpu", (size,)))
+    if kind == "hybrid":
+        return sharded(model, mesh=init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("copies", "parts")))
     if kind == "both":
         mesh = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("data", "tensor"))
         return sharded(parallelised(model, mesh["tensor"]), mesh=mesh["data"])
@@ -138,6 +141,91 @@ def penalised(place: Place) -> dict[str, Any]:
     return found
 
 
+def held(kind: str, place: Place, steps: int = 3, **options: Any) -> dict[str, Any]:
+    """HorizonAdam on a model that is shared out, and on one that every process has whole; gone on with by another."""
+    mine = (tokens(9) * 5 % 24).tensor_split([4] if place.size == 2 else [2, 4, 7])[place.rank]
+    found: dict[str, Any] = {}
+    for one in (kind, "whole"):
+        losses = []
+        model = llama(one, place.size)
+        opt = optim.HorizonAdam(model.parameters(), process_group=place.group, check_every=1, **options)
+        for step in range(steps):
+            if step == 1:
+                values, state = {name: p.detach().clone() for name, p in model.named_parameters()}, opt.state_dict()
+                model = llama(one, place.size)
+                with torch.no_grad():
+                    for name, p in model.named_parameters():
+                        p.copy_(values[name])
+                opt = optim.HorizonAdam(model.parameters(), process_group=place.group, check_every=1, **options)
+                opt.load_state_dict(state)
+            losses.append(opt.step(lambda x, model=model: loss(model, x, "none"), mine))
+        with torch.no_grad():
+            model(mine)  # FSDP leaves a root whole
+        with opt.averaged(), torch.no_grad():
+            found[f"{one}, averaged"] = loss(model, tokens())
+        found[one], found[f"{one}, losses"] = whole(model), torch.stack(losses)
+        found[f"{one}, numbers"] = sum(
+            getattr(t, "_local_tensor", t).numel() for p in model.parameters() for t in opt.state[p].values()
+        )
+    return found
+
+
+def estimated(kind: str, place: Place, **options: Any) -> dict[str, Any]:
+    """Forward gradients of the same."""
+    mine = tokens(5).tensor_split([3])[place.rank]
+    found: dict[str, Any] = {}
+    for one in (kind, "whole"):
+        model = llama(one, place.size)
+        estimate = jp.ForwardGradient(model.named_parameters(), process_group=place.group, **options)
+        losses = [estimate(lambda x, model=model: loss(model, x, "none"), mine) for _ in range(3)]
+        grads = [p.grad for p in model.parameters()]
+        found[one] = torch.cat([g.full_tensor().flatten() if hasattr(g, "full_tensor") else g.flatten() for g in grads])
+        found[f"{one}, losses"] = torch.stack(losses)
+    return found
+
+
+def journalled(kind: str, place: Place) -> dict[str, Any]:
+    """One journal of parameters that are shared out, gone on with twice, the second time with the whole model; and one
+    of each process."""
+    mine = tokens(5).tensor_split([3])[place.rank] if kind == "fsdp" else tokens(5)
+    base = place_of(place)
+    found: dict[str, Any] = {}
+    for one, until in ((kind, 3), (kind, 5), ("whole", 6)):
+        model = llama(one, place.size)
+        if until > 3:
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.zero_()  # what is in them is in the journal
+        opt = optim.FoMoHKD(list(model.parameters()), 0.3, 2, clip=0.1, process_group=place.group)
+        options = {"digest_every": 1, "snapshot_every": 2}
+        with SharedJournal(f"{base}/shared", opt, model=model, **options) as journal:
+            found[f"{until}, from"] = journal.step
+            for _ in range(journal.step, until):
+                opt.step(lambda x, model=model: loss(model, x), mine)
+            journal.commit()
+        torch.distributed.barrier()
+        found[f"{until}, model"] = whole(model)
+        found[f"{until}, replay"] = torch.cat([t.flatten() for t in replay(f"{base}/shared").values()])
+        torch.distributed.barrier()
+    checked = verify(f"{base}/shared")
+    found["checked"] = [checked.steps, checked.digests, checked.snapshots]
+    own, model = f"{base}/{place.rank}", llama(kind, place.size)
+    opt = optim.FoMoHKD(list(model.parameters()), 0.3, 2, clip=0.1, process_group=place.group)
+    with Journal(own, opt, model=model, digest_every=2):
+        for _ in range(3):
+            opt.step(lambda x: loss(model, x), mine)
+    found["own"] = torch.equal(torch.cat([t.flatten() for t in replay(own).values()]), whole(model))
+    found["own, steps"] = opened(own).last
+    return found
+
+
+def place_of(place: Place) -> str:
+    """A folder that all processes know."""
+    said = [tempfile.mkdtemp() if place.rank == 0 else ""]
+    torch.distributed.broadcast_object_list(said, src=0)
+    return str(said[0])
+
+
 # -- derivatives along inputs -----------------------------------------------------------------------------------------
 
 
@@ -197,11 +285,6 @@ def refusals(place: Place) -> dict[str, str]:
     spread = distribute_tensor(whole, one, [Shard(0)])
     uneven = DTensor.from_local(whole[: 1 + 2 * place.rank], one, [Shard(0)], shape=(4, 2), stride=(2, 1))
 
-    def journalled() -> None:
-        opt = optim.FGD(params, 0.1, process_group=group)
-        opt._watcher = Journal  # type: ignore[assignment]
-        opt.step(lambda x: loss(model, x), tokens())
-
     def part() -> None:
         with jp.perturb([spread], torch.ones(1, 1, 4, 2, dtype=torch.float64)) as jets:
             value = spread.square()
@@ -214,9 +297,14 @@ def refusals(place: Place) -> dict[str, str]:
         "memory": message(
             lambda: optim.FoMoHKD(params, 0.1, directions=[PreviousStep(), Gaussian(1)], process_group=group)
         ),
-        "journal": message(journalled),
-        "HorizonAdam": message(lambda: optim.HorizonAdam(params, process_group=group)),
-        "ForwardGradient": message(lambda: jp.ForwardGradient(params, process_group=group)),
+        "HorizonAdam alone": message(lambda: optim.HorizonAdam(params)),
+        "ForwardGradient alone": message(lambda: jp.ForwardGradient(params)),
+        "shared tangents": message(lambda: jp.ForwardGradient(params, process_group=mesh)),
+        "some processes": message(lambda: some_processes(params)),
+        "not managed": message(lambda: optim.HorizonAdam([spread.requires_grad_()], process_group=group)),
+        "inputs cut": message(lambda: inputs_cut(group)),
+        "inputs cut, own axes": message(lambda: inputs_cut(group, rotate=False)),
+        "its part": message(lambda: reading_parts(group)),
         "quadratic": message(lambda: jp.quadratic(lambda w: w.sum(), spread, torch.ones(1, 4, 2))),
         "partial": message(lambda: jp.perturb([partial], Gaussian(1))),
         "uneven": message(lambda: jp.perturb([uneven], Gaussian(1))),
@@ -229,6 +317,32 @@ def refusals(place: Place) -> dict[str, str]:
     }
 
 
+def some_processes(params: list[Any]) -> None:
+    """A group that does not have all the processes of the parameters."""
+    groups = [torch.distributed.new_group([rank]) for rank in range(2)]
+    jp.ForwardGradient(params, process_group=groups[torch.distributed.get_rank()])
+
+
+def inputs_cut(group: Any, **options: Any) -> None:
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Shard
+
+    model: Any = fully_shard(seeded(lambda: nn.Linear(4, 3)), shard_placement_fn=lambda p: Shard(p.ndim - 1))
+    opt = optim.HorizonAdam(model.parameters(), process_group=group, **options)
+    opt.step(lambda x: model(x).square().sum(1), torch.ones(2, 4, dtype=torch.float64))
+
+
+def reading_parts(group: Any) -> None:
+    """A penalty on the parameters that the optimizer was given."""
+    from torch.distributed.fsdp import fully_shard
+
+    model: Any = fully_shard(seeded(lambda: nn.Linear(4, 3)))
+    params = list(model.parameters())
+    estimate = jp.ForwardGradient(params, process_group=group)
+    x = torch.ones(2, 4, dtype=torch.float64)
+    estimate(lambda x: model(x).square().sum(1) + params[0].square().sum().full_tensor(), x)
+
+
 def short_jobs() -> dict[str, Callable[[Place], Any]]:
     """What two processes do in every run of the tests."""
     found: dict[str, Callable[[Place], Any]] = {}
@@ -236,6 +350,11 @@ def short_jobs() -> dict[str, Callable[[Place], Any]]:
         found[f"plane, {kind}"] = lambda place, kind=kind: plane(kind, place)
     found["FoMoHKD, fsdp"] = lambda place: stepped("FoMoHKD", "fsdp", place, 2)
     found["FoMoHKD, tensor parallel"] = lambda place: stepped("FoMoHKD", "tensor parallel", place, 2)
+    for kind in ("fsdp", "tensor parallel"):
+        found[f"journal, {kind}"] = lambda place, kind=kind: journalled(kind, place)
+    found["held, fsdp"] = lambda place: held("fsdp", place, 5, clip=0.3, weight_decay=0.1, every=2)
+    found["estimated, fsdp"] = lambda place: estimated("fsdp", place)
+    found["estimated, weights"] = lambda place: estimated("fsdp", place, estimator="weight", samples=4)
     found["clipped"] = lambda place: stepped("clipped", "fsdp", place, 1)
     found["penalised"] = penalised
     for kind in ("whole", "fsdp", "replicate", "short"):
@@ -255,4 +374,8 @@ def steps_jobs() -> dict[str, Callable[[Place], Any]]:
 
 def both_jobs() -> dict[str, Callable[[Place], Any]]:
     """What four processes do in the slow tests."""
-    return {"plane, both": lambda place: plane("both", place)}
+    return {
+        "plane, both": lambda place: plane("both", place),
+        "held, fsdp": lambda place: held("fsdp", place, 12),
+        "held, hybrid": lambda place: held("hybrid", place, 12, clip=0.3, every=2),
+    }

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 import jetplane as jp
 import trainer_jobs
 from jetplane.integrations import micro_batches
+from many_processes import torchrun
 
 JOBS = Path(trainer_jobs.__file__)
 
@@ -24,11 +25,14 @@ JOBS = Path(trainer_jobs.__file__)
 def run(package: str, kind: str, folder: Path) -> list[torch.Tensor]:
     """The parameters of both processes."""
     pytest.importorskip(package, reason=f"{package} is not installed")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     paths = os.pathsep.join(path for path in sys.path if path)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths, "ACCELERATE_USE_CPU": "1"}
     done = subprocess.run(
-        [*command, str(JOBS), package, kind, str(folder)], capture_output=True, text=True, timeout=300, env=environment
+        [*torchrun(2), str(JOBS), package, kind, str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=900,
+        env=environment,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return [torch.load(folder / f"{rank}.pt") for rank in range(2)]

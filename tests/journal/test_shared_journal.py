@@ -26,6 +26,19 @@ def test_all_processes_go_on_where_the_journal_ends(two: Results) -> None:
     assert told == "LostProcess: process 0 raised an error at the beginning of the journal"
 
 
+@pytest.mark.parametrize("kind", ["fsdp", "tensor parallel"])
+def test_parameters_that_are_shared_out_have_one_journal(pair: Results, kind: str) -> None:
+    """It is that of the whole model, which goes on with it."""
+    for process in pair:
+        found = process[f"journal, {kind}"]
+        assert [found[f"{until}, from"] for until in (3, 5, 6)] == [0, 3, 5]
+        for until in (3, 5, 6):
+            assert torch.equal(found[f"{until}, model"], found[f"{until}, replay"])
+            assert torch.equal(found[f"{until}, model"], pair[0][f"journal, {kind}"][f"{until}, model"])
+        assert found["checked"] == [6, 6, 2] and found["own"] and found["own, steps"] == 3
+    assert not torch.equal(found["3, model"], found["5, model"])
+
+
 @pytest.mark.slow
 def test_fifty_kills_of_workers_that_are_started_again(tmp_path: Path) -> None:
     """By the agent of torchrun; parameters, records and snapshots are those of runs that nobody disturbed."""

@@ -462,7 +462,7 @@ def test_under_inference_mode() -> None:
 def test_a_backward_pass_needs_a_graph() -> None:
     opt = FoMoHBP([P])
     with pytest.raises(ValueError, match="the loss has no graph for the backward pass, though it uses the parameters"):
-        opt.step(lambda: torch.tensor(P.square().sum().item()))
+        opt.step(lambda: (P * 2).argmax().double())
     with pytest.raises(ValueError, match="detaches its result from all that varies"):
         opt.step(lambda: P.square().sum().detach())
     with pytest.raises(ValueError, match=r"computes its result under its own torch\.no_grad\(\)"):
@@ -550,6 +550,12 @@ CONSTRUCTION: list[tuple[str, Callable[[], object], type[Exception], str]] = [
         lambda: FoMoH([P, another_device()]),
         ValueError,
         "parameter 1 is on meta and parameter 0 on cpu; expected all parameters on one device",
+    ),
+    (
+        "meta",
+        lambda: FoMoH([another_device()]).step(lambda: P.sum()),
+        ValueError,
+        "parameter 0 is on meta, where there are no numbers; expected it on another device.",
     ),
     (
         "integers",

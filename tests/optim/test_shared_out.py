@@ -46,7 +46,6 @@ def test_more_steps_are_those_of_whole_parameters(pair_steps: Results, name: str
         ("mesh", "process_group is a DeviceMesh whose processes share the directions: they would not run the same"),
         ("gradient", "Gradient needs a backward pass through it; expected directions that are drawn, as Gaussian(k)."),
         ("memory", "directions that remember have no memory of parts yet; expected ones that are drawn, as Gaussian"),
-        ("journal", "a journal has no snapshots of parts yet; expected no journal."),
     ],
 )
 def test_what_a_search_refuses(pair: Results, case: str, message: str) -> None:

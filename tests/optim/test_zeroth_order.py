@@ -198,6 +198,16 @@ def test_it_trains(name: str) -> None:
         (lambda p: MeZO(p, k=0), ValueError, "k is 0; expected at least one direction."),
         (lambda p: MeZO(p, lr=-1.0), ValueError, "lr is -1.0; expected a finite number that is not negative."),
         (lambda p: MeZO(p, seed=-1), ValueError, "seed is -1; expected a whole number from 0"),
+        (
+            lambda p: FZOO([*p, p[0]]),
+            ValueError,
+            "parameter 4 is in the parameter list already; expected each parameter",
+        ),
+        (
+            lambda p: MeZO([*p, torch.zeros(2, dtype=torch.complex64, requires_grad=True)]),
+            TypeError,
+            "the new group's parameter 4 has dtype torch.complex64; complex is not supported, expected a real floating",
+        ),
         (lambda p: MeZO(p).report, RuntimeError, "there is no report before the first step; expected a call of step."),
         (lambda p: MeZO(p).step(), TypeError, "step got NoneType; expected a closure that returns the loss"),
     ],

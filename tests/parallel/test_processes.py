@@ -77,3 +77,8 @@ def test_what_is_no_group_is_refused() -> None:
 def test_a_process_outside_of_the_group_is_told(two: Results) -> None:
     said = "ValueError: this process is not in process_group; expected a group that it is a member of."
     assert two[1]["arguments"]["not a member"] == said
+
+
+def test_what_gloo_holds_behind_an_exchange_is_waited_for(two: list[dict[str, Any]]) -> None:
+    """Else a process that ends is aborted now and then: its thread would ask Python, which is gone, for a lock."""
+    assert all(found["let_go"][1] == 0 for found in two) and sum(found["let_go"][0] for found in two) > 0

@@ -17,12 +17,17 @@ from functools import reduce
 from typing import Any, ClassVar, TypeVar, cast
 
 import torch
+import torch._functorch.autograd_function as _functions
+import torch._functorch.vmap as _vmap
 import torch.autograd.function as _function
+from torch.autograd import forward_ad
+from torch.fx.experimental import const_fold as _const_fold
 from torch.utils import _contextlib
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
+    "CONST_FOLD",
     "CONTEXT_DECORATORS",
     "INFERENCE_SWITCHES",
     "IS_GRAD_ENABLED",
@@ -45,8 +50,10 @@ __all__ = [
     "has_gradient_hooks",
     "is_composite",
     "is_fake",
+    "is_forward_mode",
     "is_functorch_wrapper",
     "is_tracing",
+    "made_for_transform",
     "native_losses",
     "no_function_modes",
     "op_database",
@@ -84,6 +91,7 @@ HigherOrderOperator = torch._ops.HigherOrderOperator
 # program enters and leaves inference mode.
 SET_GRAD_ENABLED = torch._C._set_grad_enabled
 CONTEXT_DECORATORS = _contextlib.__file__
+CONST_FOLD: Any = _const_fold  # what torch.func.linearize makes constants with
 INFERENCE_SWITCHES = (torch.autograd.grad_mode._enter_inference_mode, torch.autograd.grad_mode._exit_inference_mode)
 IS_GRAD_ENABLED = torch.is_grad_enabled  # torch's own: while a pass runs, another stands in its place
 
@@ -100,6 +108,11 @@ _AUTOCAST = reduce(
         if name.startswith("Autocast") and name not in ("AutocastFunctionality",)
     ),
 )
+
+
+def is_forward_mode() -> bool:
+    """Whether torch's own forward mode is active, whose tangents are kept by tensors themselves."""
+    return forward_ad._current_level >= 0
 
 
 class AboveAutograd:
@@ -198,6 +211,30 @@ def unwrap_functorch(tensor: torch.Tensor) -> torch.Tensor:
     while is_functorch_wrapper(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor
+
+
+def made_for_transform(function: type) -> tuple[type, Callable[[Any], Any] | None] | None:
+    """Of a Function that torch.func made of another one: that one, and how ``vmap`` lifts a program in its place.
+
+    None for all others. Without a lift its forward body calls the other one, a level lower.
+    """
+    forward: Any = getattr(function.__dict__.get("forward"), "__func__", None)
+    if getattr(forward, "__module__", None) != _functions.__name__:
+        return None
+    cells = zip(forward.__code__.co_freevars, forward.__closure__ or (), strict=True)
+    held = {name: cell.cell_contents for name, cell in cells}
+    if "batch_size" not in held:
+        return held["autograd_function"], None
+
+    def lift(body: Any) -> Any:
+        def lifted(*operands: Any) -> Any:
+            batched = _vmap.restore_vmap(body, held["in_dims"], held["batch_size"], held["randomness"])
+            outputs, dims = batched(*operands)
+            return (outputs, dims) if isinstance(outputs, torch.Tensor) else (*outputs, dims)
+
+        return lifted
+
+    return held["autograd_function"], lift
 
 
 def has_gradient_hooks(tensor: torch.Tensor) -> bool:

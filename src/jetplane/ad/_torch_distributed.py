@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -63,6 +64,11 @@ def finished(results: Sequence[Tensor]) -> Any:
     future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
     future.set_result(list(results))
     return torch._C._distributed_c10d._create_work_from_future(future).boxed()  # type: ignore[attr-defined]
+
+
+def holders(tensor: Tensor) -> int:
+    """How many hold a tensor: Python as a whole, and each thread of C++ that works on it."""
+    return int(tensor._use_count())  # type: ignore[attr-defined]
 
 
 # -- tensors around tensors -----------------------------------------------------------------------------------------
@@ -159,3 +165,28 @@ def free(found: Sequence[Managed]) -> None:
     """Let what was gathered go, so that it is gathered anew, and modules have their sharded parameters."""
     for group in {id(one.group): one.group for one in found}.values():
         group.reshard()
+
+
+@contextlib.contextmanager
+def kept_whole(found: Sequence[Managed]) -> Iterator[None]:
+    """Inside, modules have these parameters whole, and all others of the same root, however often they run.
+
+    They are gathered once, of the parts as they are now.
+    """
+    with torch.no_grad():
+        wanted = {id(one.group.comm_ctx) for one in found}
+        near = [one.group for one in managed().values()] + [one.group for one in found]
+        gathered = list({id(group): group for group in near if id(group.comm_ctx) in wanted}.values())
+        layouts = [group.post_forward_mesh_info for group in gathered]
+        try:
+            for group in gathered:
+                group.lazy_init()
+                group.reshard()
+                group.unshard()
+                group.wait_for_unshard()
+                group.post_forward_mesh_info = None  # a forward pass leaves them whole
+            yield
+        finally:
+            for group, layout in zip(gathered, layouts, strict=True):
+                group.post_forward_mesh_info = layout
+                group.reshard()

@@ -37,9 +37,9 @@ def repeated(run: Run, inputs: Sequence[Tensor], batches: Batches, count: int) -
     return [torch.stack(list(each)) for each in zip(*outputs, strict=True)]
 
 
-def many_times(run: Compiled, inputs: Sequence[Tensor], pool: Pool | None = None) -> Many:
-    """``run``, as often as there are entries of batches: on CUDA as graphs."""
-    return Replayed(run, run.written, pool) if inputs[0].is_cuda else partial(repeated, run)
+def many_times(run: Compiled, inputs: Sequence[Tensor], pool: Pool | None = None, alone: bool = True) -> Many:
+    """``run``, as often as there are entries of batches: on CUDA as graphs, of a process that is ``alone``."""
+    return Replayed(run, run.written, pool) if inputs[0].is_cuda and alone else partial(repeated, run)
 
 
 class Replayed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,16 +23,18 @@ class Several:
         (tensor([0., 1.]), 'a word')
     """
 
-    first: tuple[Any, ...]  # the arguments of the first call
+    first: tuple[Any, ...]  # the arguments of the first call, or of a part of it
     batches: tuple[Any, ...]  # those of all calls: tensors have one more axis
     count: int
     stacked: dict[Tensor, Tensor] = field(default_factory=dict)  # by an output of the first call: those of all
 
     @staticmethod
-    def of(batches: tuple[Any, ...], count: int) -> Several:
-        """With each entry of the first axis of the tensors among the batches."""
+    def of(
+        batches: tuple[Any, ...], count: int, part: Callable[[tuple[Any, ...]], tuple[Any, ...]] | None = None
+    ) -> Several:
+        """With each entry of the first axis of the tensors among the batches; Dynamo sees a ``part`` of the first."""
         first = tuple(batch[0] if isinstance(batch, Tensor) else batch for batch in batches)
-        return Several(first, batches, count)
+        return Several(first if part is None else part(first), batches, count)
 
     def fed(self, inputs: Sequence[Tensor]) -> dict[int, Tensor]:
         """By place among the inputs, the batches of all calls."""

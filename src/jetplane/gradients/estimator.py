@@ -17,14 +17,16 @@ from ..ad import _torch
 from ..ad.engine.locate import users_level
 from ..ad.run.auxiliary import split_aux
 from ..ad.run.budget import parse_bytes
+from ..ad.run.parts import Wholes, shared_facts
 from ..ad.run.replay import Replay
 from ..compiler.capture import Graph
-from ..compiler.several import alone, entries, stacked
+from ..compiler.several import Several, alone, entries, stacked
 from ..directions.counter import signed
 from ..errors import CoupledSamples, UnsupportedProgram
 from ..parallel.crew import Crew
 from ..parallel.digests import tag_of
 from ..parallel.shards import Meeting
+from .by_parts import ByParts, division_of
 from .compiled_estimate import CompiledEstimate
 from .kept_by_parameters import KeptByParameters, Known
 from .noise.control_variate import ControlVariate
@@ -33,8 +35,11 @@ from .noise.prediction import Prediction
 from .noise.sharded import Sharded
 from .noise.signs import Noise, Signs
 from .noise.statistics import Statistics
+from .passes.divisions import Divisions
 from .passes.kept_plans import KeptPlans, Width
 from .passes.program_passes import Passes, capturing
+from .passes.resampling import places_of
+from .passes.sample_parts import Division, Inseparable, ShardOf
 from .passes.two_passes import Estimate, looked_at, two_passes
 from .plan.noise_plan import Changed, NoisePlan, Site
 from .program.loss_program import LossProgram
@@ -46,9 +51,11 @@ __all__ = ["ForwardGradient", "forward_gradient"]
 
 log = logging.getLogger("jetplane")
 _HOOKS = "hooks"
+_SHARDS = 64  # programs, or forms of a batch, whose plans are kept for compiled calls in a group
 _NOISY = 4.0  # times the power of all else: what the norms' part may have before it is worth a warning
 
 Params = Iterable[Any] | Mapping[str, Tensor]
+T = TypeVar("T")
 Aux = TypeVar("Aux")
 Losses = Callable[..., Tensor]
 WithAux = Callable[..., tuple[Tensor, Aux]]
@@ -67,6 +74,9 @@ class ForwardGradient:
 
     Through more than two batch norms in training, what their statistics add is bounded beside the rest, so that noise
     does not grow with depth; what is beyond the bound is left out. ``batch_norm="exact"`` leaves nothing out.
+
+    With ``resample`` the samples of each batch are drawn again by the size of their losses' slopes, with weights that
+    leave the mean as it is: as unbiased, and less noisy once most of a batch is learned, for one more pass of values.
 
     By default J is found for each program, from 8 to 32, the more the smaller the batch is beside the numbers of a
     sample that get noise (8 where the weights themselves are perturbed, with ``estimator="weight"``).
@@ -105,6 +115,7 @@ class ForwardGradient:
         allow_unused: bool = False,
         control: bool = True,
         batch_norm: str = "bounded",
+        resample: bool = False,
         probe_every: int = 50,
         capturable: bool = False,
         compile: bool = False,
@@ -124,15 +135,27 @@ class ForwardGradient:
             raise ValueError(f"chunk_size is {chunk_size} and memory {memory!r}; expected one of them.")
         self.samples, self.estimator, self.seed = samples, estimator, seed
         self.coupled, self.allow_unused, self.batch_norm = coupled, allow_unused, batch_norm
+        self.resample = resample
         self.crew = Crew(process_group, check_every, type(self).__name__)
-        for name, asked in (("compile", compile), ("capturable", capturable)):
-            if asked and self.crew.processes is not None:
-                raise ValueError(
-                    f"{name} is True and there is a process_group; the exchange between processes cannot be captured, "
-                    f"expected {name}=False."
-                )
-        self._width = Width(samples, chunk_size, None if memory is None else parse_bytes(memory))
+        if capturable and not compile and self.crew.processes is not None:
+            raise ValueError(
+                "capturable is True and there is a process_group; the exchange between processes cannot be captured, "
+                "expected capturable=False."
+            )
+        if compile and self.crew.shares_directions:
+            raise ValueError(
+                "compile is True and process_group is a DeviceMesh whose processes share tangents; expected "
+                "compile=False, or a ProcessGroup."
+            )
         self._parameters = Parameters(params)
+        if compile and self._parameters.wholes.any:
+            raise ValueError(
+                f"compile is True and {self._parameters.names[0]} is a sharded parameter, as FSDP's fully_shard makes "
+                "them, which is gathered outside of a graph; expected compile=False."
+            )
+        self.crew.check_shared_out(self._parameters.given, self._parameters.names, type(self).__name__)
+        least = 0 if compile else _worth_no_pass(self._parameters.tensors[0].device)
+        self._width = Width(samples, chunk_size, None if memory is None else parse_bytes(memory), least=least)
         self._probe_every = probe_every
         self._noise = noise
         if compile and estimator == "weight":
@@ -140,12 +163,12 @@ class ForwardGradient:
         self.compile = compile
         self._compiled: CompiledEstimate | None = None
         self._seed_word: tuple[int, Tensor] | None = None  # the seed, and what a graph reads for it
+        self._shards: dict[Any, NoisePlan] = {}  # in a group, by program and form of the batch
         self._told: set[str] = set()  # what was said: places where samples are coupled, and that there are hooks
         tensors, learns = self._parameters.tensors, control and estimator == "activation"
-        first: int | Tensor = step
+        self._known = Known(KeptPlans(), ControlVariate(tensors) if learns else None, step)
         if capturable or compile:
-            first = torch.full((), step, dtype=torch.int64, device=tensors[0].device)
-        self._known = Known(KeptPlans(), ControlVariate(tensors) if learns else None, first)
+            self.count_on_device()
 
     @property
     def step(self) -> int:
@@ -159,6 +182,16 @@ class ForwardGradient:
             self._known.step.fill_(value)
         else:
             self._known.step = value
+
+    def count_on_device(self) -> None:
+        """From now on the step is a tensor, which graphs read and count on."""
+        step, device = int(self._known.step), self._parameters.tensors[0].device
+        self._known.step = torch.full((), step, dtype=torch.int64, device=device)
+
+    @property
+    def wholes(self) -> Wholes:
+        """The parameters, where FSDP shares some out: whole for as long as a step needs them."""
+        return self._parameters.wholes
 
     # -- use --------------------------------------------------------------------------------------------------------
 
@@ -199,6 +232,8 @@ class ForwardGradient:
             raise ValueError(
                 f"offset is {offset}, total {total} and compile True; expected compile=False for a part of a batch."
             )
+        if self.crew.processes is not None:
+            return self._in_group(loss_fn, batch, has_aux)
         found = self._several(loss_fn, alone(batch), 1, has_aux)
         if found is None:
             return self._estimate(self._known, loss_fn, batch, has_aux)
@@ -215,7 +250,9 @@ class ForwardGradient:
         With ``compile`` on CUDA they are replayed as one graph, without a word to the host between them.
         """
         count = entries(loss_fn, batches)
-        found = self._several(loss_fn, batches, count, has_aux) if self.compile else None
+        found = None
+        if self.compile and self.crew.processes is None:
+            found = self._several(loss_fn, batches, count, has_aux)
         if found is None:
             found = self._one_by_one(loss_fn, batches, count, has_aux)
         return found if has_aux else found[0]
@@ -226,7 +263,10 @@ class ForwardGradient:
         parts = []
         for number in range(count):
             batch = [one[number] if isinstance(one, Tensor) else one for one in batches]
-            parts.append(split_aux(self._estimate(self._known, loss_fn, batch, has_aux), has_aux))
+            if self.compile and self.crew.processes is not None:
+                parts.append(split_aux(self._in_group(loss_fn, batch, has_aux), has_aux))
+            else:
+                parts.append(split_aux(self._estimate(self._known, loss_fn, batch, has_aux), has_aux))
         losses, aux = zip(*parts, strict=True)
         return torch.stack(losses), _torch.pytree.tree_map(stacked, *aux) if has_aux else None
 
@@ -235,26 +275,92 @@ class ForwardGradient:
     ) -> tuple[Tensor, Any] | None:
         """The same as compiled graphs; None where the program cannot be one."""
         self._begin(0)
-        if self._compiled is None:
-            self._compiled = CompiledEstimate(self.traced, self._parameters.tensors)
-        return self._compiled(loss_fn, batches, count, self.words, has_aux)
+        compiled = self._compiled
+        if compiled is None:
+            self._compiled = compiled = CompiledEstimate(self.traced, self._parameters.tensors)
 
-    def traced(self, graph: Graph, inputs: Sequence[Tensor]) -> TracedEstimate:
-        """The estimate over a captured program, as a function of tensors, to be compiled."""
-        control = self._known.control
+        def call(division: Division | None) -> tuple[Tensor, Any] | None:
+            return compiled(loss_fn, batches, count, self.words, has_aux, division)
+
+        return call(None) if has_aux else self.divided(call, loss_fn, batches)
+
+    def _in_group(self, loss_fn: Callable[..., Any], batch: Any, has_aux: bool) -> Any:
+        """A call as graphs, between which processes exchange what they have found."""
+        meeting = self._meeting(self._known, None, None)
+        compiled = self._compiled
+        if compiled is None:
+            self._compiled = compiled = CompiledEstimate(self.traced, self._parameters.tensors)
+        with meeting.around():
+            division = self.shard(meeting, loss_fn, batch, has_aux)
+            found = compiled(loss_fn, alone(batch), 1, self.words, has_aux, division, meeting)
+        if found is None:
+            return self._estimate(self._known, loss_fn, batch, has_aux, meeting=meeting)
+        losses, aux = found
+        return (losses[0], _torch.pytree.tree_map_only(Tensor, lambda one: one[0], aux)) if has_aux else losses[0]
+
+    def shard(self, meeting: Meeting, loss_fn: Callable[..., Any], batch: Any, has_aux: bool) -> ShardOf:
+        """The samples of this process, among those of all that meet. Of a program that is new it makes a plan."""
+        program = self._program(loss_fn, batch, has_aux)
+        if program.identity not in self._shards:
+            passes = self._passes(program)
+            try:
+                self._shards[program.identity] = KeptPlans().measured(passes, self._width)
+            finally:
+                passes.replay.rewind()
+            if len(self._shards) > _SHARDS:
+                self._shards.pop(next(iter(self._shards)))
+        plan = self._shards[program.identity]
+        place = meeting.shard(plan.samples, plan.numbers)
+        assert place is not None
+        count = self._width.samples or plan.tangents_for(place.numbers, place.total)
+        return ShardOf(place.total, 1, count, plan.samples)
+
+    def divided(self, call: Callable[[Division | None], T], loss_fn: Callable[..., Any], batches: tuple[Any, ...]) -> T:
+        """A compiled ``call``, with how the first of its batches is taken in parts."""
+        first = Several.of(batches, 1).first
+        with contextlib.suppress(Inseparable):
+            return call(self._division(loss_fn, first))
+        self._known.divisions.decide(LossProgram(loss_fn, first, False), None)
+        return call(None)
+
+    def _division(self, loss_fn: Callable[..., Any], batch: tuple[Any, ...]) -> Division | None:
+        """How a compiled call takes a batch in parts; None if it does not."""
+        program, known = self._program(loss_fn, batch, False), self._known.divisions
+        if program in known or self._width.chunk_size is not None:
+            return known.called(program, self._devices)
+        passes = self._passes(program)
+        try:
+            plan = KeptPlans().measured(passes, self._width)
+        finally:
+            passes.replay.rewind()
+        division = division_of(plan, self._width, program, self._devices, 0)
+        known.decide(program, division)
+        return division
+
+    def parts(self, loss_fn: Callable[..., Any], *batch: Any) -> list[tuple[Any, ...]]:
+        """The parts that the last call has taken this batch of ``loss_fn`` in: one, if it took it as a whole."""
+        division = self._known.divisions.of(LossProgram(loss_fn, batch, False))
+        return [batch] if division is None else division.parts(batch)
+
+    def traced(self, graph: Graph, inputs: Sequence[Tensor], division: Division | None) -> TracedEstimate:
+        """The estimate over a captured program, or a part of it, as a function of tensors, to be compiled."""
+        control, width = self._known.control, self._width
+        if division is not None:
+            width = width.of_part(division.tangents)
         settings = Settings(
-            self._plan,
+            partial(self._plan, width),
             None if control is None else control.learned,
-            lambda plan, held: (self._width.tangents(plan), self._width.of(plan, held)),
+            lambda plan, held: (width.tangents(plan), width.of(plan, held)),
             self.batch_norm == "exact",
             self._probe_every,
         )
-        return TracedEstimate(graph, inputs, self._parameters, settings, self._noise)
+        return TracedEstimate(graph, inputs, self._parameters, settings, self._noise, division)
 
-    def _plan(self, passes: Passes) -> NoisePlan:
+    def _plan(self, width: Width, passes: Passes) -> NoisePlan:
         """That of a program, made anew, and checked."""
         with _steady():
-            plan = KeptPlans().find(passes, self._width)
+            plan = KeptPlans().find(passes, width)
+        self._see_whether_drawn_again(plan, passes)
         self._check(plan)
         return plan
 
@@ -275,10 +381,11 @@ class ForwardGradient:
         has_aux: bool,
         offset: int | None = None,
         total: int | None = None,
+        meeting: Meeting | None = None,
     ) -> Any:
         """The same with what is ``known`` from calls before, which learns from this one."""
-        meeting = self._meeting(known, offset, total)
-        with meeting.around():
+        meeting = self._meeting(known, offset, total) if meeting is None else meeting
+        with self._parameters.wholes.gathered(), meeting.around():
             program = self._program(loss_fn, batch, has_aux)
             if self.estimator == "weight":
                 losses, aux = weight_gradient(
@@ -297,26 +404,35 @@ class ForwardGradient:
         # alone the step may be a tensor, which nobody asks while a graph is captured
         step = 0 if self.crew.processes is None else int(known.step)
         self._begin(step)
-        self.crew.check(step, self._parameters.tensors)
+        self.crew.check(step, self._parameters.everywhere[0])
         return self.crew.meeting(f"call {step}", offset, total)
 
     def _begin(self, step: int) -> None:
         """Before the first call: compare the processes, or say that there are several."""
-        self.crew.begin(self.facts, step, self._parameters.tensors, self._parameters.names)
+        self.crew.begin(self.facts, step, *self._parameters.everywhere)
 
     def facts(self) -> dict[str, Any]:
         """What processes that call it together must have in common."""
-        options = {"estimator": self.estimator, "coupled": self.coupled, "batch_norm": self.batch_norm}
-        return {"the seed": self.seed, "samples": self.samples, "control": self._known.control is not None, **options}
+        options: dict[str, Any] = {
+            "estimator": self.estimator,
+            "coupled": self.coupled,
+            "batch_norm": self.batch_norm,
+            "samples": self.samples,
+            "resample": self.resample,
+            "control": self._known.control is not None,
+        }
+        options |= shared_facts(self._parameters.given, self._parameters.names)
+        return {"the seed": self.seed, **options}
 
     def sites(self, loss_fn: Callable[..., Any], *batch: Any, has_aux: bool = False) -> list[Site]:
         """Where noise enters, and how the samples lie there. Touches no gradient, buffer or random state."""
         passes = self._passes(self._program(loss_fn, batch, has_aux))
-        try:
-            with _steady():
-                return self._known.plans.find(passes, self._width).sites
-        finally:
-            passes.replay.rewind()
+        with self._parameters.wholes.gathered():
+            try:
+                with _steady():
+                    return self._known.plans.find(passes, self._width).sites
+            finally:
+                passes.replay.rewind()
 
     def reset(self) -> None:
         """Forget what the control variate has learned, as for other values of the parameters."""
@@ -338,7 +454,8 @@ class ForwardGradient:
 
     def __getstate__(self) -> dict[str, Any]:
         """For copy and pickle: all but the plans, which are made anew."""
-        return self.__dict__ | {"_known": replace(self._known, plans=KeptPlans()), "_compiled": None}
+        known = replace(self._known, plans=KeptPlans(), divisions=Divisions())
+        return self.__dict__ | {"_known": known, "_compiled": None, "_shards": {}}
 
     # -- passes -----------------------------------------------------------------------------------------------------
 
@@ -349,10 +466,14 @@ class ForwardGradient:
         return LossProgram(loss_fn, batch, has_aux)
 
     def _passes(self, program: LossProgram) -> Passes:
-        devices = [] if capturing() else [tensor.device for tensor in self._parameters.tensors]
+        devices = [] if capturing() else self._devices
         return Passes(self._parameters, program, Replay(devices))
 
     def _by_activations(self, program: LossProgram, known: Known, meeting: Meeting) -> tuple[Tensor, Any]:
+        if meeting.whole and (division := known.divisions.called(program, self._devices)) is not None:
+            with contextlib.suppress(Changed, Inseparable):
+                return self._by_parts(division, program, known), None
+            known.divisions.decide(program, None)
         plan = known.plans.known(program, self._width, self._probe_every)
         if capturing() and (plan is None or plan.random):
             what = "is new" if plan is None else "draws random numbers"
@@ -360,20 +481,65 @@ class ForwardGradient:
                 f"a CUDA graph is captured of a program that {what}; expected a call as it is before it, and no "
                 "dropout."
             )
-        passes, noise = self._passes(program), self._noise(self.seed, known.step)
+        passes = self._passes(program)
         if plan is not None:
             with contextlib.suppress(Changed):
-                return self._follow(plan, passes, noise, known.control, meeting)
+                return self._follow(plan, passes, known, meeting)
         with _steady():
-            return self._follow(known.plans.find(passes, self._width), passes, noise, known.control, meeting)
+            return self._anew(passes, known, meeting)
 
-    def _follow(
-        self, plan: NoisePlan, passes: Passes, noise: Noise, control: ControlVariate | None, meeting: Meeting
-    ) -> tuple[Tensor, Any]:
+    def _anew(self, passes: Passes, known: Known, meeting: Meeting) -> tuple[Tensor, Any]:
+        """The passes of a program that is planned now."""
+        plan, program = known.plans.measured(passes, self._width), passes.program
+        if meeting.whole and not capturing() and program not in known.divisions:
+            passes.replay.rewind()
+            held = self._parameters.kept_apart
+            division = division_of(plan, self._width, program, self._devices, held)
+            known.divisions.decide(program, division)
+            if division is not None:
+                with contextlib.suppress(Changed, Inseparable):
+                    return self._by_parts(division, program, known), None
+                known.divisions.decide(program, None)
+        plan = known.plans.find(passes, self._width, plan)
+        self._see_whether_drawn_again(plan, passes)
+        return self._follow(plan, passes, known, meeting)
+
+    def _see_whether_drawn_again(self, plan: NoisePlan, passes: Passes) -> None:
+        plan.resampled = places_of(plan, passes) if self.resample else ()
+
+    def _by_parts(self, division: Division, program: LossProgram, known: Known) -> Tensor:
+        """The losses (B,) of a batch in parts, its gradients added; raises Changed or Inseparable, and adds nothing."""
+        width, exact = self._width.of_part(division.tangents), self.batch_norm == "exact"
+        noise, every, held = self._noise(self.seed, known.step), self._probe_every, self._parameters.kept_apart
+        ways = self._check, self._passes, every, self._see_whether_drawn_again
+        parts = ByParts(division, known, width, noise, exact, *ways, held)
+        with self._parameters.apart():
+            losses = parts.losses(program)
+            gradients = [tensor.grad for tensor in self._parameters.tensors]
+        self._parameters.hand_over(gradients)
+        parts.settle()
+        return losses
+
+    @property
+    def _devices(self) -> list[torch.device]:
+        return [tensor.device for tensor in self._parameters.tensors]
+
+    def _follow(self, plan: NoisePlan, passes: Passes, known: Known, meeting: Meeting) -> tuple[Tensor, Any]:
         """Both passes. Raises Changed where the program is another one, before a gradient is touched."""
-        one = self._estimate_by(plan, noise, control, meeting)
+        if plan.resampled:
+            with contextlib.suppress(Changed):
+                return self._follow_as(plan, plan.resampled, passes, known, meeting)
+            plan.resampled = ()  # what it does depends on the samples that it is given
+        return self._follow_as(plan, (), passes, known, meeting)
+
+    def _follow_as(
+        self, plan: NoisePlan, places: tuple[int, ...], passes: Passes, known: Known, meeting: Meeting
+    ) -> tuple[Tensor, Any]:
+        """The same, of the batch as it is or, where places in it are given, drawn again."""
+        one = self._estimate_by(plan, self._noise(self.seed, known.step), known.control, meeting)
         due = not (capturing() or plan.noisy) and plan.age % self._probe_every == 0
         look = partial(_warn_of_noise, plan) if due else None
+        one = replace(one, resampled=places if one.sharing is None else ())
         run = partial(two_passes, passes, one, partial(self._check, plan), look)
         return run() if plan.whole is None else self._together(meeting, one, run)
 
@@ -408,6 +574,8 @@ class ForwardGradient:
         sums = meeting.sums(tag, losses, lambda: [*gradients, *learned])
         if sums is None:
             one.plan.due = True  # what the samples are was looked for in vain, where they were not finite
+            if isinstance(one.prediction, Prediction):
+                one.prediction.count()
             self._parameters.accumulate([torch.full_like(gradient, torch.nan) for gradient in gradients])
             return losses, aux
         self._parameters.accumulate(sums[: len(gradients)])
@@ -473,6 +641,14 @@ def _warn_of_noise(plan: NoisePlan, statistics: Statistics) -> None:
             UserWarning,
             stacklevel=users_level(),
         )
+
+
+def _worth_no_pass(device: torch.device) -> int:
+    """Bytes that an eager pass may hold on any device: on a GPU one more pass of a small program is one more of Python.
+
+    Compiled calls have no such cost.
+    """
+    return torch.cuda.get_device_properties(device).total_memory // 64 if device.type == "cuda" else 0
 
 
 @contextlib.contextmanager

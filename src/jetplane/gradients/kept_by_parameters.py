@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
 from .noise.control_variate import ControlVariate
+from .passes.divisions import Divisions
 from .passes.kept_plans import KeptPlans
 
 __all__ = ["KeptByParameters", "Known"]
@@ -21,6 +22,7 @@ class Known:
     plans: KeptPlans
     control: ControlVariate | None  # None: nothing is learned
     step: int | Tensor  # the number of the next call; an int64 tensor () where a graph is to advance it
+    divisions: Divisions = field(default_factory=Divisions)
 
 
 class KeptByParameters:

@@ -17,17 +17,23 @@ from ..ad.run.replay import Replay
 from ..ad.run.replay_traced import ReplayTraced
 from ..compiler.capture import Graph
 from ..errors import CaptureFailed
+from ..parallel.digests import tag_of
+from ..parallel.shards import Meeting
 from .noise.learned import Learned
+from .noise.lessons import Lessons, Sums
+from .noise.prediction import NoPrediction, Prediction
 from .noise.readout import Readout
+from .noise.sharded import Sharded
 from .noise.signs import Noise
 from .noise.traced import again
 from .passes.program_passes import Passes
+from .passes.sample_parts import Division, Inseparable, ShardOf
 from .passes.two_passes import Estimate, looked_at, two_passes
 from .plan.noise_plan import Changed, NoisePlan, Site
 from .program.loss_program import LossProgram
 from .program.parameters import Parameters
 
-__all__ = ["Found", "Settings", "TracedEstimate"]
+__all__ = ["Found", "Part", "Settings", "TracedEstimate"]
 
 Noises = Callable[[Any, Any], Noise]  # of a seed and a step
 
@@ -38,6 +44,13 @@ class Found(NamedTuple):
     outputs: list[Tensor]  # of the program
     loss: Tensor  # (), the mean
     grads: list[Tensor | None]  # by parameter; None where the losses do not depend on it
+
+
+class Part(NamedTuple):
+    """What a call on a part of a batch is given."""
+
+    offset: Tensor  # (), of its first sample
+    sums: Sequence[Tensor]  # twins of `TracedEstimate.sums`, to which its lessons are added
 
 
 class Settings(NamedTuple):
@@ -54,19 +67,37 @@ class TracedEstimate:
     """Both passes over one captured program, by a plan.
 
     ``tensors`` are what they need beside the program's inputs. A call takes twins of both, and writes the learned ones.
+
+    With a ``division`` the program is that of a part of a batch. A call then is one of several, which add what is to be
+    learned to ``sums``, and :meth:`settle` comes after the last.
     """
 
     def __init__(
-        self, graph: Graph, inputs: Sequence[Tensor], parameters: Parameters, settings: Settings, noise: Noises
+        self,
+        graph: Graph,
+        inputs: Sequence[Tensor],
+        parameters: Parameters,
+        settings: Settings,
+        noise: Noises,
+        division: Division | None = None,
     ) -> None:
         self._graph, self._parameters, self._settings, self._noise = graph, parameters, settings, noise
+        self.division = division
         places = {tensor: place for place, tensor in enumerate(inputs)}
         self.places = [places.get(tensor) for tensor in parameters.tensors]  # of each parameter; None: it is not read
         self._unread = {n: tensor.detach() for n, tensor in enumerate(parameters.tensors) if tensor not in places}
         self._written: list[int] = []  # places of what the program writes; none is known yet
         self.plan, replay = self._planned(inputs)
         self._written = [place for place, tensor in enumerate(inputs) if replay.wrote_to(tensor)]
+        if division is not None:
+            if not self.plan.apart and not isinstance(division, ShardOf):
+                raise Inseparable("the samples of a part are coupled")
+            self.plan.whole = division.samples
+        # (), of each part: its first sample's place in the batch
+        starts = [] if division is None else range(0, division.size * division.count, division.size)
+        self.offsets = [torch.full((), start, dtype=torch.int64, device=self.loss_like.device) for start in starts]
         self._learned, self._width = self._start()
+        self._sums = None if division is None or self._learned is None else Sums(self._learned)
         self._calls, self._due = 0, settings.probe_every
 
     def _planned(self, inputs: Sequence[Tensor]) -> tuple[NoisePlan, Replay]:
@@ -74,7 +105,9 @@ class TracedEstimate:
         passes = self._passes([tensor.detach() for tensor in inputs], Replay({tensor.device for tensor in inputs}))
         assert isinstance(passes.replay, Replay)
         try:
-            return self._settings.plan(passes), passes.replay
+            plan = self._settings.plan(passes)
+            self.loss_like = passes.first[0].new_zeros(())  # its dtype, and where it is
+            return plan, passes.replay
         finally:
             passes.replay.rewind()
 
@@ -108,6 +141,11 @@ class TracedEstimate:
         return [*known, *_masks(self.plan)]
 
     @property
+    def sums(self) -> list[Tensor]:
+        """What the parts of a batch add their lessons to: zero, before the first of them."""
+        return [] if self._sums is None else self._sums.tensors
+
+    @property
     def _jacobians(self) -> int:
         """How many of them are a control variate's."""
         return 0 if self._learned is None else len(self._learned.tensors())
@@ -117,27 +155,85 @@ class TracedEstimate:
         return ReplayTraced([given[place].detach() for place in self._written])
 
     def __call__(
-        self, given: Sequence[Tensor], own: Sequence[Tensor], seed: Tensor, step: Tensor, replay: ReplayTraced
+        self,
+        given: Sequence[Tensor],
+        own: Sequence[Tensor],
+        seed: Tensor,
+        step: Tensor,
+        replay: ReplayTraced,
+        part: Part | None = None,
     ) -> Found:
         """The estimate for the program's inputs ``given`` and twins of :attr:`tensors`."""
         passes = self._passes([tensor.detach() for tensor in given], replay)
         count, chunk = self._width
-        jacobians, masks = own[: self._jacobians], own[self._jacobians :]
-        learned = None if self._learned is None else self._learned.twin(jacobians)
-        with _held(self.plan, masks):
-            readout, prediction = looked_at(self.plan, None if learned is None else lambda *_: learned, count)
+        with self._predicted(own) as (readout, prediction):
+            lessons = None if part is None else Lessons()
+            if isinstance(prediction, Prediction):
+                prediction.lessons = lessons
             replay.in_turn = self.plan.trace is not None or chunk < count
-            noise = _InTurn(self._noise, seed, step, replay)
-            same = _InTurn(self._noise, again(seed), again(step), replay)
-            one = Estimate(self.plan, noise, same, count, chunk, readout, prediction, self._settings.exact_norms)
+            noises = self._noise if part is None else self._shifted(part.offset)
+            noise = _InTurn(noises, seed, step, replay)
+            same = _InTurn(noises, again(seed), again(step), replay)
+            exact, places = self._settings.exact_norms, self.plan.resampled
+            one = Estimate(self.plan, noise, same, count, chunk, readout, prediction, exact, resampled=places)
             try:
                 losses, outputs = two_passes(passes, one, _nothing)
             except Changed:
                 raise CaptureFailed("its operations are others where it is traced") from None
+            if part is not None and lessons is not None and self._sums is not None:
+                self._sums.add(part.sums, lessons)
         leaves = passes.parameters.tensors
         grads = [leaf.grad if place is not None else None for leaf, place in zip(leaves, self.places, strict=True)]
         outputs[self._graph.loss] = losses.clone()  # as made, they may be a view of what the step will write
-        return Found(outputs, losses.sum() / losses.shape[0], grads)
+        return Found(outputs, losses.sum() / self.plan.total, grads)
+
+    def stand(self, meeting: Meeting | None) -> None:
+        """The samples of the next call are those that this process has at a meeting."""
+        if meeting is not None:
+            for tensor in self.offsets:
+                tensor.fill_(meeting.offset)
+
+    def met(self, meeting: Meeting, sums: Sequence[Tensor], gradients: Sequence[Tensor], loss: Tensor) -> Tensor:
+        """Let ``sums`` and ``gradients`` be those of all processes; their mean loss, of this one's share of it."""
+        plan = self.plan
+        meeting.shard(plan.samples, plan.numbers)  # as many as were counted
+        lessons = [] if self._sums is None else self._sums.lessons(sums).parts()
+        tag = tag_of([plan.name, [] if self._learned is None else list(self._learned.jacobians)])
+        found = meeting.sums(tag, (loss * plan.total).reshape(1), lambda: [*gradients, *lessons])
+        if found is None:
+            for gradient in gradients:
+                gradient.fill_(torch.nan)
+            if self._sums is not None:
+                sums[0].fill_(1.0)  # from what is not finite nobody learns
+            return meeting.mean(loss.reshape(1))
+        for tensor, total in zip(gradients, found, strict=False):
+            tensor.copy_(total)
+        if self._sums is not None:
+            self._sums.put(sums, found[len(gradients) :])
+        return meeting.mean(loss.reshape(1))
+
+    def settle(self, own: Sequence[Tensor], sums: Sequence[Tensor]) -> None:
+        """Learn from what all parts of a batch have added to ``sums``, which are zero again."""
+        if self._sums is None:
+            return
+        with self._predicted(own) as (_, prediction):
+            assert isinstance(prediction, Prediction)
+            prediction.lessons = self._sums.lessons(sums)
+            prediction.settle(prediction.lessons.parts())
+        for tensor in sums:
+            tensor.zero_()
+
+    @contextlib.contextmanager
+    def _predicted(self, own: Sequence[Tensor]) -> Iterator[tuple[Readout | None, Prediction | NoPrediction]]:
+        """What is seen and predicted with twins of :attr:`tensors`, inside."""
+        jacobians, masks = own[: self._jacobians], own[self._jacobians :]
+        learned = None if self._learned is None else self._learned.twin(jacobians)
+        with _held(self.plan, masks):
+            yield looked_at(self.plan, None if learned is None else lambda *_: learned, self._width[0])
+
+    def _shifted(self, offset: Tensor) -> Noises:
+        """The noise of the samples from ``offset`` on."""
+        return lambda seed, step: Sharded(self._noise(seed, step), self.plan, offset, self.plan.total)
 
     def losses(self, given: Sequence[Tensor]) -> Tensor:
         """The program's losses (B,), with the tangents that a pass around it carries."""
@@ -194,7 +290,7 @@ def _masks(plan: NoisePlan) -> list[Tensor]:
 
 def _alike(one: NoisePlan, other: NoisePlan) -> bool:
     """Whether two plans of a program agree about which entries belong to which samples and tokens."""
-    if [_facts(site) for site in one.sites] != [_facts(site) for site in other.sites]:
+    if one.resampled != other.resampled or list(map(_facts, one.sites)) != list(map(_facts, other.sites)):
         return False
     pairs = zip(_masks(one), _masks(other), strict=True)
     return all(torch.equal(mask, another) for mask, another in pairs)

@@ -20,7 +20,7 @@ from ..parallel.shards import Meeting
 from .passes.kept_plans import Width
 from .plan.noise_plan import FEWEST
 from .program.loss_program import LossProgram
-from .program.parameters import Parameters, accumulate
+from .program.parameters import Parameters
 
 __all__ = ["weight_gradient"]
 
@@ -81,13 +81,15 @@ def weight_gradient(
     sums = meeting.sums(0.0, jet.primal, lambda: [found])
     weights = (torch.full_like(found, torch.nan) if sums is None else sums[0]) / samples
     for position, leaf in enumerate(leaves):
-        _accumulate(parameters.tensors[position], drawn, position, leaf, weights, size or samples)
+        _accumulate(parameters, drawn, position, leaf, weights, size or samples)
     return jet.primal, aux
 
 
-def _accumulate(parameter: Tensor, drawn: Directions, position: int, leaf: Tensor, weights: Tensor, chunk: int) -> None:
+def _accumulate(
+    parameters: Parameters, drawn: Directions, position: int, leaf: Tensor, weights: Tensor, chunk: int
+) -> None:
     """Add the sum of the directions (J, *S) of a parameter, times their weights (J,), so many at a time."""
     for start in range(0, weights.shape[0], chunk):
         some = weights[start : start + chunk]
         rows = drawn.rows(position, leaf, start, start + some.shape[0])
-        accumulate(parameter, torch.tensordot(some.to(rows), rows, dims=1))
+        parameters.add(position, torch.tensordot(some.to(rows), rows, dims=1))

@@ -8,12 +8,14 @@ from typing import Any, Self
 
 import torch
 
+from ..ad.run.parts import is_shared_out
 from ..optim import HyperplaneSearch
+from ..optim.watching import NOBODY, Moved
 from ..parallel.processes import Processes
-from .identity import tracked
-from .optimizer_state import rates_of, set_numbers, tensors_of
+from .identity import Tracked, tracked
+from .optimizer_state import handed_over, put, rates_of, set_numbers, tensors_of
 from .reader import holds_journal
-from .writer import Journal, check
+from .writer import DIGEST_EVERY, SNAPSHOT_EVERY, Journal, check
 
 __all__ = ["SharedJournal"]
 
@@ -60,14 +62,24 @@ class SharedJournal:
         if processes is None:
             self._open(path, model, options)
             return
-        with processes.telling(1, _WHAT):
+        of = tracked(optimizer, model)
+        wholes = tensors_of(self._optimizer, of)  # of all, before one of them does something that may fail
+        with processes.telling(1, _WHAT), handed_over(self._optimizer, wholes):
             said = self._open(path, model, options) if processes.rank == 0 else ""
         said = processes.texts(said, _WHAT)[0]
         if processes.rank:
             numbers, lrs, decays, self._place = json.loads(said)
             size = numbers["size"]
             set_numbers(self._optimizer, numbers | {"size": size and tuple(size)}, lrs, decays)
-        processes.follow(list(tensors_of(self._optimizer, tracked(optimizer, model)).values()), _WHAT)
+        if self._journal is not None and self._journal.restored is not None:
+            wholes = self._journal.restored
+        processes.follow(list(wholes.values()), _WHAT)
+        if any(map(is_shared_out, of.leaves)):
+            put(self._optimizer, of, wholes)
+            if self._journal is None:
+                self._optimizer._watcher = _Giving(self._optimizer, of, options)
+        if self._journal is not None:
+            self._journal.restored = None
 
     def _open(self, path: Path | str, model: torch.nn.Module | None, options: dict[str, Any]) -> str:
         """Begin the journal or go on with it. Returns where the optimizer stands, but for its tensors."""
@@ -101,9 +113,27 @@ class SharedJournal:
         """Commit, and let go of the optimizer and the folder."""
         if self._journal is not None:
             self._journal.close()
+        elif isinstance(self._optimizer._watcher, _Giving):
+            self._optimizer._watcher = NOBODY
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class _Giving:
+    """Watches where another process keeps the journal of parameters that are shared out: gives it the parts here."""
+
+    def __init__(self, optimizer: HyperplaneSearch, of: Tracked, options: dict[str, Any]) -> None:
+        self._optimizer, self._of = optimizer, of
+        self._every = [options.get("digest_every", DIGEST_EVERY), options.get("snapshot_every", SNAPSHOT_EVERY)]
+
+    def before(self, now: Any) -> None:
+        pass
+
+    def after(self, moved: Moved) -> None:
+        for every in self._every:
+            if moved.after.step % every == 0:
+                tensors_of(self._optimizer, self._of)

@@ -13,6 +13,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from ..ad.run.parts import own
 from ..errors import JournalRefused
 from ..optim import HyperplaneSearch
 from ..optim.moving import check_whole
@@ -20,15 +21,16 @@ from ..optim.watching import NOBODY, Moved
 from . import durable, snapshots
 from .frames import begin, enframed, scan
 from .identity import Tracked, compare, identity, machine, tracked
-from .optimizer_state import rates_of, set_numbers, tensors_of
+from .optimizer_state import handed_over, put, rates_of, set_numbers, tensors_of
 from .raw_bytes import bytes_of, digest
 from .reader import FILE, holds_journal, opened
 from .retake import Replica
 from .snapshots import Standing
 from .step_record import StepRecord, encode
 
-__all__ = ["Journal", "check"]
+__all__ = ["DIGEST_EVERY", "SNAPSHOT_EVERY", "Journal", "check"]
 
+SNAPSHOT_EVERY, DIGEST_EVERY = 1000, 100  # steps, unless told otherwise
 
 _PARTS = ("directions", "curvature", "solver", "samples", "clip", "maximize", "accept", "compile")
 
@@ -65,6 +67,7 @@ class Journal:
         >>> assert torch.equal(replay(folder)["weight"], model.weight)
     """
 
+    restored: dict[str, Tensor] | None  # all that a replay gave, whole, until it is taken
     _pending: list[bytes]  # frames that are not written yet
     _chain: int  # CRC of the last one
     _end: int  # of the file
@@ -79,9 +82,9 @@ class Journal:
         optimizer: torch.optim.Optimizer,
         *,
         model: torch.nn.Module | None = None,
-        snapshot_every: int = 1000,
+        snapshot_every: int = SNAPSHOT_EVERY,
         commit_every: int = 1,
-        digest_every: int = 100,
+        digest_every: int = DIGEST_EVERY,
         keep: int | None = 2,
     ) -> None:
         options = snapshot_every, commit_every, digest_every, keep
@@ -103,9 +106,9 @@ class Journal:
         *,
         model: torch.nn.Module | None = None,
         step: int | None = None,
-        snapshot_every: int = 1000,
+        snapshot_every: int = SNAPSHOT_EVERY,
         commit_every: int = 1,
-        digest_every: int = 100,
+        digest_every: int = DIGEST_EVERY,
         keep: int | None = 2,
     ) -> Self:
         """Go on with a journal: the optimizer, made as it was, stands where the last good record left it.
@@ -196,7 +199,7 @@ class Journal:
                 f"the optimizer has {count} parameters and had {len(self._tracked.leaves)} when its journal began; "
                 "expected the same ones."
             )
-        versions = [leaf._version for leaf in self._tracked.leaves]
+        versions = [own(leaf)._version for leaf in self._tracked.leaves]
         if self._started not in (None, versions):
             raise JournalRefused(
                 f"step {now.step} was broken off when it may have moved the parameters; expected Journal.resume to go "
@@ -289,6 +292,7 @@ class Journal:
         if optimizer._watcher is not NOBODY:
             raise JournalRefused("the optimizer has a journal already; expected one for each.")
         self._pending, self._place, self._broken, self._started = [], None, None, None
+        self.restored = None
         self._parts = [getattr(optimizer, name) for name in _PARTS]
 
     @contextlib.contextmanager
@@ -305,15 +309,16 @@ class Journal:
         self._optimizer._watcher = self
 
     def _begin(self) -> None:
-        now = self._optimizer._numbers
-        start, where = digest(self._tensors().values()).hex(), machine(self._tracked.leaves[0].device)
+        now, tensors = self._optimizer._numbers, self._tensors()
+        start, where = digest(tensors.values()).hex(), machine(self._tracked.leaves[0].device)
         self._header = {**self._identity, "first": now.step, "start": start, "machine": where}
         self._header["run"] = digest([], json.dumps(self._header)).hex()
         data = begin(json.dumps(self._header).encode())
         self._step, self._end = now.step, len(data)
         self._chain = scan(data, self._file).header.crc
         durable.remove([snapshots.path_of(self.path, step) for step in snapshots.steps_of(self.path)])
-        self._snapshot(now)
+        with handed_over(self._optimizer, tensors):
+            self._snapshot(now)
         durable.replace(self._file, lambda path: path.write_bytes(data))
 
     def _go_on(self, step: int | None) -> None:
@@ -334,8 +339,8 @@ class Journal:
     @torch.no_grad()
     def _restore(self, replica: Replica) -> None:
         """Let the optimizer stand where a replica does."""
-        for name, tensor in self._tensors().items():
-            tensor.copy_(replica.named[name])
+        put(self._optimizer, self._tracked, replica.named)
+        self.restored = replica.named
         stalled = self._optimizer.patience is not None and replica.numbers.bad >= self._optimizer.patience
         numbers = replica.numbers._replace(bad=0) if stalled else replica.numbers
         set_numbers(self._optimizer, numbers._asdict(), replica.lrs, replica.decays)

@@ -82,6 +82,8 @@ def check_together(moving: Moving, count: int) -> None:
                 f"{label} is on {leaf.device} and {moving.labels[0]} on {moving.device}; "
                 "expected all parameters on one device."
             )
+    if moving.device.type == "meta":
+        raise ValueError(f"{moving.labels[0]} is on meta, where there are no numbers; expected it on another device.")
     size = moving.entries
     if count > size:
         raise ValueError(f"k is {count}, but the parameters have {size} entries; expected at most as many.")

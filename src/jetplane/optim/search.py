@@ -14,6 +14,7 @@ from torch import Tensor
 from ..ad import _torch
 from ..ad.engine.locate import users_level
 from ..ad.run.casting import casts_around, uncast
+from ..ad.run.parts import shared_facts
 from ..ad.run.passes import check_leaf
 from ..compiler.several import alone, entries, stacked
 from ..curvature import Curvature, find
@@ -30,7 +31,7 @@ from .closures import Closures, Measured, as_closures
 from .fitting import Fitting
 from .moving import Moving, check_distinct, check_group, check_together, check_whole, labels, listed, moving_of
 from .reports import LateReport, Report, Reports
-from .shared_out import check_shared_out, shared_facts
+from .shared_out import check_shared_out
 from .slots import recall
 from .stalling import explain
 from .step import take
@@ -275,7 +276,7 @@ class HyperplaneSearch(torch.optim.Optimizer):
         k = settings.family.count(moving.tensors) if moving.tensors else 0
         kind = type(self).__name__
         found = {"the optimizer": kind, "the seed": now.seed, "K": k, **parts, **numbers, **state}
-        return found | shared_facts(moving)
+        return found | shared_facts(moving.tensors, moving.labels)
 
     @_torch.apart_from_graphs
     def steps(self, closure: Any, *batches: Tensor, has_aux: bool = False) -> Reports:
@@ -413,7 +414,7 @@ class HyperplaneSearch(torch.optim.Optimizer):
         if moving.tensors:
             check_together(moving, self._settings.family.fresh(moving.tensors))
         if moving.shared_out:
-            check_shared_out(moving, self._settings.family, self._crew, self._watcher)
+            check_shared_out(moving, self._settings.family, self._crew)
 
 
 # -- checks of what the user gives --------------------------------------------------------------------------------

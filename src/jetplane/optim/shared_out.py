@@ -8,12 +8,11 @@ from ..ad.run.parts import is_shared_out
 from ..directions import Gradient, Learning, Mixed
 from ..parallel.crew import Crew
 from .moving import Moving
-from .watching import NOBODY, Watcher
 
-__all__ = ["check_shared_out", "shared_facts"]
+__all__ = ["check_shared_out"]
 
 
-def check_shared_out(moving: Moving, family: Learning, crew: Crew, watcher: Watcher) -> None:
+def check_shared_out(moving: Moving, family: Learning, crew: Crew) -> None:
     """Raise unless a step can move parameters some of which processes share out."""
     what = next(label for tensor, label in zip(moving.tensors, moving.labels, strict=True) if is_shared_out(tensor))
     what = f"{what} is a sharded parameter, as FSDP's fully_shard and tensor parallelism make them"
@@ -37,20 +36,7 @@ def check_shared_out(moving: Moving, family: Learning, crew: Crew, watcher: Watc
             f"{what}, and directions that remember have no memory of parts yet; expected ones that are drawn, as "
             "Gaussian(k)."
         )
-    if watcher is not NOBODY:
-        raise ValueError(f"{what}, and a journal has no snapshots of parts yet; expected no journal.")
 
 
 def _families(family: Any) -> list[Any]:
     return [one for part in family.families for one in _families(part)] if isinstance(family, Mixed) else [family]
-
-
-def shared_facts(moving: Moving) -> dict[str, Any]:
-    """What has to be the same of these parameters in all processes; what is in them, is not."""
-    found: dict[str, Any] = {}
-    for tensor, label in zip(moving.tensors, moving.labels, strict=True):
-        if is_shared_out(tensor):
-            found[f"the whole shape of {label}"] = str(tuple(tensor.shape))
-            found[f"the dtype of the whole {label}"] = str(tensor.dtype)
-            found[f"the placements of {label}"] = str(tensor.placements)  # type: ignore[attr-defined]
-    return found

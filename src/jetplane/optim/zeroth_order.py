@@ -25,11 +25,22 @@ from ..ad import _torch
 from ..ad.finite import finite
 from ..ad.run.casting import casts_around, uncast
 from ..ad.run.directions import Directions
+from ..ad.run.passes import check_leaf
 from ..compiler.several import entries, stacked
 from ..directions import Family, Gaussian, Plane, Rademacher
 from ..solvers import Status
 from .closures import Closures, as_closures
-from .moving import Moving, check_group, check_together, check_whole, listed, moving_of, number_of
+from .moving import (
+    Moving,
+    check_distinct,
+    check_group,
+    check_together,
+    check_whole,
+    labels,
+    listed,
+    moving_of,
+    number_of,
+)
 from .reports import Report, Reports
 
 __all__ = ["FZOO", "MeZO", "ZerothOrder"]
@@ -49,7 +60,7 @@ class ZerothOrder(torch.optim.Optimizer, ABC):
     ``step`` takes a closure that returns the loss, a function and its batch, or a list of closures whose losses are
     averaged; losses of single samples (B,) count as their mean. ``report.evaluations`` counts the calls. Seed and
     number of the step lie in ``param_groups``, so ``state_dict`` resumes. ``weight_decay`` is decoupled. A step that is
-    not finite moves nothing, and its reason is in ``report.status``.
+    not finite moves nothing but by rounding, and its reason is in ``report.status``.
     """
 
     def __init__(
@@ -68,8 +79,22 @@ class ZerothOrder(torch.optim.Optimizer, ABC):
         self.directions, self.eps = directions, eps
         self._report: Report | None = None
         super().__init__(listed(params), {"lr": lr, "weight_decay": weight_decay, "seed": seed, "step": 0})
-        for group in self.param_groups:
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group with options of its own (lr, weight_decay)."""
+        before = len(getattr(self, "param_groups", []))
+        if isinstance(param_group, dict) and not isinstance(param_group.get("params"), Tensor | set | None):
+            param_group = {**param_group, "params": list(param_group["params"])}
+            check_distinct(param_group["params"], getattr(self, "param_groups", []))
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        try:
             check_group(group)
+            for leaf, label in zip(group["params"], labels(group, "the new group's "), strict=True):
+                check_leaf(leaf, label)
+        except Exception:
+            del self.param_groups[before:]
+            raise
 
     @abstractmethod
     def measure(self, losses: _Around, k: int) -> Differences:

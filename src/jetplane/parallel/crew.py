@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..ad import _torch
+from ..ad.run.parts import is_shared_out
 from ..errors import ProcessesDiffer
 from .averages import Averages, Together, Weighted
 from .columns import Columns
@@ -77,6 +78,30 @@ class Crew:
     def shares_directions(self) -> bool:
         """Whether the processes of one part of the batch have directions of their own each."""
         return self._mesh is not None
+
+    def check_shared_out(self, tensors: Sequence[Tensor], labels: Sequence[str], name: str) -> None:
+        """Raise unless these processes, all of them, are those that share out parameters of a forward gradient."""
+        for tensor, label in zip(tensors, labels, strict=True):
+            if not is_shared_out(tensor):
+                continue
+            what = f"{label} is a sharded parameter, as FSDP's fully_shard makes them"
+            if self.processes is None:
+                raise ValueError(
+                    f"{what}, and {name} has no process_group: each process would have a gradient of its own. Expected "
+                    "process_group= of all processes that share it out."
+                )
+            if self._mesh is not None:
+                raise ValueError(
+                    f"{what}, and process_group is a DeviceMesh whose processes share tangents; expected a "
+                    "ProcessGroup."
+                )
+            there = {int(rank) for rank in tensor.device_mesh.mesh.flatten()}  # type: ignore[attr-defined]
+            here = set(self.processes.known(range(self.processes.size)))
+            if not there <= here:
+                raise ValueError(
+                    f"{what}, among the processes {sorted(there)}, and process_group has {sorted(here)}; expected a "
+                    "group of all that share it out."
+                )
 
     def trust(self) -> None:
         """Compare nothing before the first step: who uses this one does."""

@@ -8,7 +8,9 @@ numbers, and one that is not heard from is named.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -17,12 +19,14 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, distributed
 
-from ..ad._torch_distributed import SEEN
+from ..ad._torch_distributed import SEEN, holders
 from ..ad.engine.locate import users_level
 from ..errors import LostProcess, ProcessesDiffer
 
 __all__ = ["Processes", "processes_of", "say_alone"]
 
+_HELD: list[Tensor] = []  # by a thread of gloo
+_MOMENT = 2.0  # seconds: far more than it takes
 _AT_ONCE = 1 << 22  # numbers of large tensors that are on their way together
 _POSTED = "jetplane/"  # with a rank: how many exchanges that process has begun
 
@@ -90,7 +94,7 @@ class Processes:
             except Exception as raised:
                 error, record[0] = raised, 1.0
         there = record.to(self.device)
-        self._exchange(lambda: distributed.broadcast(there, group=self.group, group_src=0), what)
+        self._exchange(lambda: distributed.broadcast(there, group=self.group, group_src=0), what, [there])
         if error is not None:
             raise error
         record = there.cpu()
@@ -105,7 +109,7 @@ class Processes:
             here = tensor.detach().to(self.device).contiguous()
             raw = here.reshape(-1).view(torch.uint8)
             if len(raw):
-                self._exchange(partial(distributed.broadcast, raw, group=self.group, group_src=0), what)
+                self._exchange(partial(distributed.broadcast, raw, group=self.group, group_src=0), what, [raw])
             if self.rank:
                 with torch.no_grad():
                     tensor.copy_(here)
@@ -139,7 +143,7 @@ class Processes:
         sent = flat.new_zeros(size * self.size, device=self.device)
         sent[: len(flat)] = flat
         heard = torch.empty_like(sent)
-        self._exchange(lambda: distributed.all_to_all_single(heard, sent, group=self.group), what)
+        self._exchange(lambda: distributed.all_to_all_single(heard, sent, group=self.group), what, [heard, sent])
         mine, *others = heard.split(size)
         total = mine.clone()
         for other in others:
@@ -149,13 +153,13 @@ class Processes:
     def _all_gather(self, record: Tensor, what: str) -> list[Tensor]:
         mine = record.contiguous().to(self.device)
         heard = [torch.empty_like(mine) for _ in range(self.size)]
-        self._exchange(lambda: distributed.all_gather(heard, mine, group=self.group), what)
+        self._exchange(lambda: distributed.all_gather(heard, mine, group=self.group), what, [mine, *heard])
         return [one.to(record.device) for one in heard]
 
     # -- faults -----------------------------------------------------------------------------------------------------
 
-    def _exchange(self, call: Callable[[], Any], what: str) -> None:
-        """Do it, and name who is missing where it fails."""
+    def _exchange(self, call: Callable[[], Any], what: str, tensors: Sequence[Tensor]) -> None:
+        """Do it, and name who is missing where it fails. ``tensors`` are those that travel."""
         self._begun += 1
         with contextlib.suppress(RuntimeError):  # the exchange itself will say that nobody is there
             self._post()
@@ -169,6 +173,8 @@ class Processes:
                 f"{who} gone, or did not answer in time, at {what} ({first}); expected all {self.size} processes to "
                 "take every step. A longer timeout is an argument of init_process_group or new_group."
             ) from error
+        if self.device.type == "cpu":
+            _keep_held(tensors)
 
     def _post(self) -> None:
         """Note that an exchange begins, where the others can read it if it fails."""
@@ -186,6 +192,24 @@ class Processes:
         except RuntimeError:  # the process that keeps the store is the one that is gone
             return []
         return found
+
+
+def _keep_held(tensors: Sequence[Tensor]) -> None:
+    """Keep those of some tensors that gloo's thread still holds, as it does for a moment after they have arrived.
+
+    Were it the last to hold one, it would need Python's lock to free it, and a process that ends just then is aborted:
+    "terminate called without an active exception", with the status -6, after all work was done.
+    """
+    _HELD[:] = [tensor for tensor in (*_HELD, *tensors) if holders(tensor) > 1]
+
+
+@atexit.register
+def _settle() -> None:
+    """Before Python ends: wait for that thread."""
+    until = time.monotonic() + _MOMENT
+    while _HELD and time.monotonic() < until:
+        time.sleep(1e-3)
+        _keep_held(())
 
 
 def named(ranks: Sequence[int]) -> str:

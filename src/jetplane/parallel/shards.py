@@ -45,6 +45,16 @@ class Meeting:
         """Whether there are other processes."""
         return False
 
+    @property
+    def whole(self) -> bool:
+        """Whether this call has all samples of a batch, and nobody else takes part."""
+        return not self.together and self._offset is None and self._total is None
+
+    @property
+    def offset(self) -> int:
+        """The place of this process's first sample, once the samples are counted."""
+        return 0 if self._shard is None else self._shard.offset
+
     def shard(self, samples: int, numbers: int) -> Shard | None:
         """Which part of a batch these ``samples``, with so many ``numbers`` of noise, are; None: all of it."""
         if self._offset is None and self._total is None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 import jetplane as jp
@@ -287,7 +290,6 @@ INSIDE = [
         lambda x: torch.func.functional_call(nn.Linear(3, 1, bias=False).double(), {"weight": x[None]}, (x,)).sum(),
         lambda x: x @ x,
     ),
-    ("func.linearize", lambda x: torch.func.linearize(lambda y: y.sin(), x)[1](x).sum(), lambda x: (x * x.cos()).sum()),
     (
         "autograd.functional.jacobian",
         lambda x: torch.autograd.functional.jacobian(lambda y: (y**3).sum(), x, create_graph=True).square().sum(),
@@ -340,7 +342,7 @@ def _hooked(x: Tensor) -> Tensor:
     return g.square().sum()
 
 
-MAY_BE_REFUSED = ("func.linearize", "forward-ad", "autograd.functional.jacobian")
+MAY_BE_REFUSED = ("autograd.functional.jacobian",)
 
 
 @pytest.mark.filterwarnings("ignore:.*None of the inputs have requires_grad")
@@ -354,10 +356,26 @@ def test_differentiating_inside_the_program(name: str, program, twin) -> None:
     assert_quadratic(expected, double_backward(lambda: twin(leaf), [leaf], [v]))
     try:
         actual = jp.quadratic(program, x, v)
-    except (jp.JetplaneError, RuntimeError):  # RuntimeError: torch's forward AD refuses to run under a mode
+    except jp.JetplaneError:
         assert name in MAY_BE_REFUSED
         return
     assert_quadratic(actual, expected)
+
+
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node with no underlying reference")  # torch's own
+@pytest.mark.parametrize("requires", [True, False])
+def test_what_torch_linearizes_is_refused(requires: bool) -> None:
+    def loss(x: Tensor) -> Tensor:
+        return torch.func.linearize(lambda y: y.sin(), x)[1](torch.ones_like(x)).sum() * x.sum()
+
+    x, v = randn(3).requires_grad_(requires), randn(2, 3)
+    says = r"torch.func.linearize at .*test_nesting.py:\d+ traces a graph whose numbers are not those of the pass; "
+    with pytest.raises(jp.UnsupportedProgram, match=says + r"expected torch.func.jvp\."):
+        jp.quadratic(loss, x, v)
+    with pytest.raises(jp.UnsupportedProgram, match=says), jp.perturb([x], [v]):
+        loss(x)
+    plain = torch.ones(3, dtype=F64)
+    assert_close(torch.func.linearize(torch.sin, plain)[1](plain), plain.cos())  # elsewhere it is torch's
 
 
 def _steps(w: Tensor, keep: bool) -> Tensor:
@@ -528,7 +546,93 @@ def test_a_derivative_inside_a_pass_without_a_graph_says_what_to_do() -> None:
     )
     with pytest.raises(jp.UnsupportedProgram, match=says), jp.perturb([w], [randn(1, 3)]):
         loss()
+    with pytest.raises(jp.UnsupportedProgram, match=says + r".*itself, and no backward of a loss, which is only to be"):
+        jp.forward_gradient(lambda: ((x := w * 2).square().sum().backward(), x)[1], [w.requires_grad_()])
     for survey in (jp.coverage, jp.verify):
         with pytest.raises(jp.UnsupportedProgram, match=says):
             survey(loss, [w])
         survey(torch.enable_grad()(loss), [w])
+
+
+def test_a_derivative_by_what_does_not_require_grad_says_what_to_do() -> None:
+    says = (
+        r"differentiates what has no graph, for the perturbed tensors do not require grad \(.*\); expected primals "
+        r"that do, as of requires_grad_\(\), or torch.func.grad inside the program."
+    )
+
+    def slope(w: Tensor) -> Tensor:
+        return torch.autograd.grad((w**3).sum(), w, create_graph=True)[0].sum()
+
+    w = randn(3)
+    with pytest.raises(jp.UnsupportedProgram, match=says):
+        jp.gradient(slope, w)
+    torch.testing.assert_close(jp.gradient(slope, w.clone().requires_grad_()), 6 * w)
+    with pytest.raises(RuntimeError, match=r"^element 0 of tensors does not require grad"):  # the program's own affair
+        jp.gradient(lambda w: slope(torch.ones(3)) * w.sum(), w)
+
+
+def _dual(w: Tensor) -> Tensor:
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(_bent(forward_ad.make_dual(w * 1, torch.ones_like(w)))).tangent
+
+
+def _bent(w: Tensor) -> Tensor:
+    return F.softmax(w, -1) * (w @ w.T).sin()
+
+
+FUNCTIONAL = {
+    "vjp": lambda w: torch.func.vjp(_bent, w)[1](torch.ones_like(w))[0],
+    "jvp": lambda w: torch.func.jvp(_bent, (w,), (torch.ones_like(w),))[1],
+    "jacrev": torch.func.jacrev(_bent),
+    "jacfwd": torch.func.jacfwd(_bent),
+    "hessian": torch.func.hessian(lambda w: _bent(w).sum()),
+    "rows": torch.func.vmap(torch.func.hessian(lambda w: _bent(w[None]).sum())),
+    "dual numbers": _dual,
+}
+
+
+@pytest.mark.parametrize("requires", [True, False])
+@pytest.mark.parametrize("name", FUNCTIONAL)
+def test_derivatives_of_torch_func_are_followed_where_autograd_is_off(name: str, requires: bool) -> None:
+    def loss(w: Tensor) -> Tensor:  # beside another term: what is not followed would be no error
+        return FUNCTIONAL[name](w).square().sum() + w.sin().sum()
+
+    # written out: torch's own double backward of its forward mode is not always right
+    w, v = randn(2, 2).requires_grad_(requires), torch.eye(4, dtype=F64).reshape(4, 2, 2)
+    with jp.perturb([w], [v]) as jets:
+        result = loss(w)
+    slope, curvature = differences(loss, w.detach())
+    found = jets.quadratic(result)
+    torch.testing.assert_close(found.slope, slope, rtol=1e-7, atol=1e-7)
+    torch.testing.assert_close(found.curvature, curvature, rtol=1e-5, atol=1e-5)
+    plain = jp.quadratic(loss, w, v)
+    torch.testing.assert_close((plain.slope, plain.curvature), (found.slope, found.curvature), rtol=1e-10, atol=1e-10)
+    with torch.no_grad():
+        assert_close(jp.gradient(loss, w), found.slope.reshape(2, 2))
+
+
+def differences(loss: Callable[[Tensor], Tensor], w: Tensor) -> tuple[Tensor, Tensor]:
+    """Slope and curvature along every entry, by central differences of values."""
+    size = 1e-4
+    steps = size * torch.eye(w.numel(), dtype=F64).reshape(-1, *w.shape)
+
+    def at(*moves: Tensor) -> Tensor:
+        return loss(w + sum(moves)).detach()
+
+    # of fourth order: errors of 1e-12 and 1e-8
+    slope = torch.stack([(8 * (at(s) - at(-s)) - at(2 * s) + at(-2 * s)) / (12 * size) for s in steps])
+    rows = [[(at(s, r) - at(s, -r) - at(-s, r) + at(-s, -r)) / (4 * size**2) for r in steps] for s in steps]
+    return slope, torch.stack([torch.stack(row) for row in rows])
+
+
+def test_a_derivative_of_torch_func_under_the_programs_own_no_grad_is_a_constant() -> None:
+    def loss(w: Tensor) -> Tensor:
+        with torch.no_grad():
+            slopes = torch.func.jacrev(_bent)(w).square().sum()
+        return slopes * w.sum()
+
+    w, v = randn(2, 2).requires_grad_(), randn(1, 2, 2)
+    with jp.perturb([w], [v]) as jets:
+        result = loss(w)
+    expected = v.sum() * torch.func.jacrev(_bent)(w).square().sum().detach()
+    assert_close(jets.of(result).tangent, expected.reshape(1))

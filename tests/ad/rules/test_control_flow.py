@@ -38,6 +38,19 @@ def _dense(x: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(*_heads(x), scale=0.5, attn_mask=far[:, None] - far)
 
 
+def _flex_slopes(x: Tensor) -> Tensor:
+    """A slope for each head, as ALiBi's, that the score looks up and that varies."""
+    slopes = x[:2].exp()
+    return flex_attention(*_heads(x), score_mod=lambda score, b, h, q, k: score + slopes[h] * (q - k))
+
+
+def _dense_slopes(x: Tensor) -> Tensor:
+    far = torch.arange(4.0, dtype=F64)
+    query, key, value = _heads(x)
+    scores = query @ key.mT / 4 + x[:2].exp()[:, None, None] * (far[:, None] - far)
+    return scores.softmax(-1) @ value
+
+
 PROGRAMS: list[tuple[str, Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = [
     ("cond", lambda x: torch.cond(x.sum() < 1e9, lambda x: x.sin() * x, torch.cos, (x,)), lambda x: x.sin() * x),
     ("cond-other", lambda x: torch.cond(x.sum() > 1e9, torch.cos, lambda x: x**3, (x,)), lambda x: x**3),
@@ -54,6 +67,7 @@ PROGRAMS: list[tuple[str, Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]
         lambda x: x.cumprod(0),
     ),
     ("flex_attention", _flex, _dense),
+    ("flex_attention, slopes", _flex_slopes, _dense_slopes),
 ]
 
 
@@ -74,7 +88,7 @@ def test_they_are_the_programs_that_they_run(
     x, v = randn(4), randn(3, 4)
     leaf = x.clone().requires_grad_()
     expected = double_backward(lambda: twin(leaf).square().sum(), [leaf], [v])
-    if graph and program is _flex:  # torch has no such backward pass
+    if graph and program in (_flex, _flex_slopes):  # torch has no such backward pass
         return
     if graph and program is PROGRAMS[3][1]:  # scan: torch makes another program of it
         with pytest.raises(jp.MissingRule, match="ScanAutogradOp has no rule"):

@@ -62,8 +62,6 @@ SHARDED = "is a sharded parameter (DTensor), as FSDP's fully_shard and tensor pa
 @pytest.mark.parametrize(
     ("case", "message"),
     [
-        ("HorizonAdam", SHARDED),
-        ("ForwardGradient", SHARDED),
         ("quadratic", SHARDED),
         ("partial", "is a DTensor with the placements (Partial(sum),) on DeviceMesh("),
         (

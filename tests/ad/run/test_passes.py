@@ -66,8 +66,16 @@ def noisy() -> nn.Module:
 
 @pytest.mark.parametrize(
     "cut",
-    [Tensor.detach, lambda y: y.data, lambda y: (y * 1).detach_() + 1, lambda y: torch.zeros(3).copy_(y.detach())],
-    ids=["detach", "data", "detach_", "copied"],
+    [
+        Tensor.detach,
+        lambda y: y.data,
+        lambda y: (y * 1).detach_() + 1,
+        lambda y: torch.zeros(3).copy_(y.detach()),
+        lambda y: torch.tensor(y.sum().item(), dtype=F64),
+        lambda y: torch.as_tensor(float(y.sum()), dtype=F64),
+        lambda y: torch.as_tensor(y.tolist(), dtype=F64),
+    ],
+    ids=["detach", "data", "detach_", "copied", "item", "float", "tolist"],
 )
 def test_a_result_that_the_program_has_detached_is_refused(cut: Callable[[Tensor], Tensor]) -> None:
     message = "the program detaches its result from all that varies"

@@ -57,10 +57,33 @@ class Body(torch.autograd.Function):
         raise AssertionError
 
 
+class Both(torch.autograd.Function):
+    """Two results, for the transforms of torch.func."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return x * y, x.sin() * y
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+        x, y = ctx.saved_tensors
+        return one * y + other * x.cos() * y, one * x + other * x.sin()
+
+
+def both(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    return x * y, x.sin() * y
+
+
 @pytest.fixture
 def functions() -> Iterator[None]:
     yield
-    for function in (Cube, Body):
+    for function in (Cube, Body, Both):
         with contextlib.suppress(ValueError):
             register.remove(function)
 
@@ -80,6 +103,31 @@ def test_autograd_function_as_constant(functions: None) -> None:
     x = randn(4)
     c = x.sin() * 2
     check_against_oracle(lambda x: (Body.apply(x) * x.exp()).sum(), x, twin=lambda x: (c * x.exp()).sum())
+
+
+vmap, grad = torch.func.vmap, torch.func.grad
+TRANSFORMED = {
+    "vmap": lambda f, x: sum(part.sin().sum() for part in vmap(f)(x, x.exp())),
+    "vmap of one": lambda f, x: sum(part.sin().sum() for part in vmap(f, (0, None))(x, x[0].exp())),
+    "vmap of vmap": lambda f, x: sum(p.sin().sum() for p in vmap(vmap(f, (0, None)), (None, 0))(x, x.exp())),
+    "grad": lambda f, x: grad(lambda x: f(x, x)[1].sum())(x).square().sum(),
+    "vmap of grad": lambda f, x: vmap(grad(lambda x: f(x, x)[1]))(x).square().sum(),
+    "hessian": lambda f, x: torch.func.jacrev(grad(lambda x: f(x, x)[1].sum()))(x).square().sum(),
+}
+
+
+@pytest.mark.parametrize("transparent", [True, False])
+@pytest.mark.parametrize("program", TRANSFORMED.values(), ids=TRANSFORMED)
+def test_an_autograd_function_inside_a_transform_has_the_rule_of_itself(
+    program, transparent: bool, functions: None
+) -> None:
+    x, v = randn(3), randn(2, 3)
+    with pytest.raises(
+        jp.MissingRule, match=r"Function Both has no rule, .* jetplane.register.composite\(Both, body\)"
+    ):
+        jp.quadratic(lambda x: program(Both.apply, x), x, v)
+    register.transparent(Both) if transparent else register.composite(Both, both)
+    check_against_oracle(lambda x: program(Both.apply, x), x, twin=lambda x: program(both, x))
 
 
 def test_transparent_in_a_module_under_perturb(functions: None) -> None:

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from adjoint_cases import CASES
-from exactness import normal
 from jetplane.gradients.adjoints import adjoint as table
 
 aten = torch.ops.aten
@@ -32,13 +31,6 @@ def test_a_record_holds_for_the_arguments_that_it_names() -> None:
     assert table.find(aten.linalg_cross.default, (0,)) is table.UNKNOWN and not table.UNKNOWN.known
     record = table.lookup(aten.addmm.default)
     assert record.product_to((2,)) is not None  # to a parameter, anywhere
-
-
-@pytest.mark.parametrize("shape", [(4, 3), (3,), (1, 3), (4, 1), ()])
-def test_derivatives_of_what_was_broadcast_are_summed(shape: tuple[int, ...]) -> None:
-    x, delta = normal(*shape).requires_grad_(), normal(*(4, 3))
-    (wanted,) = torch.autograd.grad(x.expand(4, 3), x, delta)
-    torch.testing.assert_close(table.summed(delta, x), wanted, rtol=0, atol=1e-14)
 
 
 def test_what_is_alive_on_both_ways() -> None:

@@ -28,6 +28,17 @@ def test_a_trace_draws_anew_for_each_step() -> None:
         assert torch.equal(graph(torch.tensor(5), torch.tensor(step)), Signs(5, step).rows(0, 0, 2, like))
 
 
+@pytest.mark.parametrize("first", [0, 5, 128, 1000])
+def test_signs_of_a_part_are_those_of_the_counter(first: int) -> None:
+    like, words = torch.zeros(3, 50), (torch.tensor(-3), torch.tensor(11))
+    whole = Signs(*words).rows(4, 2, 5, torch.zeros(first + 150))[:, first:].reshape(3, 3, 50)
+    graph = make_fx(lambda seed, step, place: Signs(seed, step).part(4, 2, 5, like, place), tracing_mode="fake")(
+        *words, torch.tensor(0)
+    )
+    assert torch.equal(graph(*words, torch.tensor(first)), whole)  # the place is read, not baked in
+    assert torch.equal(Signs((1 << 64) - 3, 11).part(4, 2, 5, like, first), whole)
+
+
 def test_a_copy_is_another_tensor_with_the_same_numbers() -> None:
     x = torch.randn(3, 4)
     other = traced.again(x)

@@ -48,6 +48,8 @@ def test_parts_are_those_of_the_whole(noise: Any, shape: tuple[int, ...], layout
         assert like.shape[axis] == rest * (stop - start)
         part = Sharded(noise, planned(layout, stop - start), start, 7)
         assert torch.equal(part.rows(0, 1, 4, like), rows.index_select(axis + 1, own))
+        traced = Sharded(noise, planned(layout, stop - start), torch.tensor(start), 7)  # as in a compiled call
+        assert torch.equal(traced.rows(0, 1, 4, like), rows.index_select(axis + 1, own))
 
 
 def test_coupled_samples_have_noise_of_their_own() -> None:

@@ -224,6 +224,10 @@ def test_bad_calls() -> None:
         elsewhere = nn.Parameter(torch.empty(3, device="mps"))
     with pytest.raises(ValueError, match=r"^a parameter is on mps, which has no float64 for the path; expected"):
         HorizonAdam([elsewhere])
+    with pytest.raises(
+        ValueError, match=r"^a parameter is on meta, where there are no numbers; expected it on another"
+    ):
+        HorizonAdam([nn.Parameter(torch.empty(3, device="meta"))])
     with pytest.raises(RuntimeError, match=r"^there is no report before the first step; expected a call of step\."):
         _ = opt.report
     with pytest.raises(TypeError, match=r"^step got NoneType; expected a function that returns the losses"):

@@ -22,7 +22,7 @@ def test_a_bunch_is_of_one_kind_and_few_bytes(monkeypatch: pytest.MonkeyPatch) -
     leaves = [*many(), *many(torch.float64), torch.zeros(2)]
     kinds = "aabaaaaaa"
     assert bunches.bunches(leaves, kinds, [1] * 9) == [[0, 1, 3, 8], [2], [4, 5, 6, 7]]
-    monkeypatch.setattr(bunches, "_AT_ONCE", 4)
+    monkeypatch.setattr(bunches, "AT_ONCE", 4)
     assert bunches.bunches(leaves, kinds, [3, 1, 9, 9, 2, 2, 1, 1, 1]) == [[0, 1], [2], [3], [4, 5], [6, 7], [8]]
 
 
@@ -38,8 +38,9 @@ def test_all_at_once_is_each_alone(dtype: torch.dtype) -> None:
         (bunches.lerped(ones, others, 0.1), [torch.lerp(a, b, 0.1) for a, b in zip(ones, others, strict=True)]),
         (bunches.lerped(ones, others, number), [torch.lerp(a, b, number) for a, b in zip(ones, others, strict=True)]),
         (bunches.followed(ones, others, number), [(b - a) * number + a for a, b in zip(ones, others, strict=True)]),
-        (bunches.sizes([one.abs() for one in ones], number, 1e-8), [one.abs().sqrt() / number + 1e-8 for one in ones]),
+        (bunches.sizes([one.abs() for one in ones], number), [one.abs().sqrt() / number for one in ones]),
         (bunches.against([one.clone() for one in ones], others), [-a / b for a, b in zip(ones, others, strict=True)]),
+        (bunches.plus([one.clone() for one in ones], 1e-8), [one + 1e-8 for one in ones]),
         (bunches.plus([one.clone() for one in ones], others), [a + b for a, b in zip(ones, others, strict=True)]),
     ):
         assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
@@ -83,7 +84,7 @@ def step(sizes: int | None, monkeypatch: pytest.MonkeyPatch) -> tuple[nn.Module,
     x, y = torch.randn(16, 8), torch.arange(16) % 3
     with monkeypatch.context() as patched:
         if sizes is not None:
-            patched.setattr(bunches, "_AT_ONCE", sizes)
+            patched.setattr(bunches, "AT_ONCE", sizes)
         opt = HorizonAdam(model.parameters(), samples=2)
         for _ in range(9):
             opt.step(lambda x, y: F.cross_entropy(model(x), y, reduction="none"), x, y)

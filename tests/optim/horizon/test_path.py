@@ -24,7 +24,7 @@ def test_the_path_is_measured_exactly_and_leaves_no_trace() -> None:
     torch.manual_seed(3)
     random = torch.get_rng_state()
     places = [(leaf - part).detach() for leaf, part in zip(leaves, direction, strict=True)]
-    found = Path(leaves).since(places, lambda: losses_of(model)(x, y), Replay())
+    found = Path(leaves).since(places, [lambda: losses_of(model)(x, y)], Replay())
     for place, leaf, part in zip(places, leaves, direction, strict=True):
         assert torch.equal(place, (leaf - part).detach())
     assert torch.equal(torch.get_rng_state(), random)
@@ -49,9 +49,20 @@ def test_a_loss_of_ones_own_takes_the_exact_curvature() -> None:
     x = torch.eye(2, dtype=F64)
     path = Path([weight])
     with pytest.warns(UserWarning, match="The exact curvature is taken instead"):
-        found = path.along(lambda: (x @ weight) ** 4, [torch.ones(2, dtype=F64)], Replay())
+        found = path.along([lambda: (x @ weight) ** 4], [torch.ones(2, dtype=F64)], Replay())
     torch.testing.assert_close(found.slope, (4 * weight**3).mean().detach())
     torch.testing.assert_close(found.curvature, (12 * weight**2).mean().detach())
+
+
+def test_a_batch_in_parts_is_measured_as_the_whole() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    x, y = data()
+    x, leaves = x.double(), list(model.parameters())
+    places = [(leaf + 0.1 * torch.randn_like(leaf)).detach() for leaf in leaves]
+    whole = Path(leaves).since(places, [lambda: losses_of(model)(x, y)], Replay())
+    split = [lambda a=a, b=b: losses_of(model)(x[a:b], y[a:b]) for a, b in ((0, 5), (5, 6), (6, len(x)))]
+    torch.testing.assert_close(Path(leaves).since(places, split, Replay()), whole, rtol=1e-12, atol=1e-12)
 
 
 def test_what_is_forgotten_is_no_part_of_the_path(monkeypatch: pytest.MonkeyPatch) -> None:

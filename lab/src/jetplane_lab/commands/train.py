@@ -135,9 +135,12 @@ def run(arguments: argparse.Namespace) -> int:
     workers = Workers.launched()
     if workers.size > 1:
         _check_workers(arguments)
-    if workers.writes:
+
+    def prepare() -> None:
         for job, folder in jobs:
             _prepare(folder, job, arguments)
+
+    workers.led(prepare, "the look into the run's folder")
     summaries = _train(jobs, preset, config, arguments, workers)
     workers.leave()
     if workers.writes:
@@ -240,7 +243,7 @@ def _prepare(folder: Path, config: Config, arguments: argparse.Namespace) -> Non
 
 def _check_workers(arguments: argparse.Namespace) -> None:
     """Refuse what processes cannot do together."""
-    for option in ("resume", "together", "compile"):
+    for option in ("together", "compile"):
         if getattr(arguments, option):
             raise ValueError(f"--{option} is not there for several processes yet; expected a run by one process")
 

@@ -128,8 +128,11 @@ class Trainer:
         self._peak: memory.Peak | None = None
         self.recording = Recording(journal, folder, self.method, self.model)
         self.folder = None if folder is None else Folder(Path(folder), config, self._warn)
-        if self.folder is not None:
-            self._resume(self.folder)
+        try:
+            self._resume()
+        except BaseException:
+            self.close()
+            raise
 
     # -- training ---------------------------------------------------------------------------------------------------
 
@@ -187,7 +190,7 @@ class Trainer:
                 callback.begin(self)
             if self._progress.ending is None:
                 self._measure()
-                self.recording.begin()
+                self.workers.led(self.recording.begin, "the beginning of the journal")
             self._saved = time.monotonic()
             while self._progress.ending is None and self.stop.by is None:
                 yield from self._train()
@@ -458,24 +461,28 @@ class Trainer:
         )
         self._saved, self._saved_epoch = time.monotonic(), self.epoch
 
-    def _resume(self, folder: Folder) -> None:
-        try:
-            state = folder.open(environment.describe(self.device) | {"data": self.data.sha256})
-            if state is None:
-                return
-            self.model.load_state_dict(state.model)
-            if self.average is not None:
-                self.average.load_state_dict(state.optimizer[_AVERAGE])
-            self.method.load_state_dict({name: part for name, part in state.optimizer.items() if name != _AVERAGE})
-            self.schedule.load_state_dict(state.schedule)
-            numbers = dict(state.progress)
-            self._costs = {int(size): value for size, value in numbers.pop("costs").items()}
-            self._progress = Progress(**numbers)
-            self.epoch = self._saved_epoch = state.epoch
-            self.history = folder.metrics()
-        except BaseException:
-            folder.release()
-            raise
+    def _resume(self) -> None:
+        """Go on where the folder's checkpoint is, in all processes."""
+        state, history = self.workers.led(self._found, "the opening of the run's folder")
+        if state is None:
+            return
+        self.model.load_state_dict(state.model)
+        if self.average is not None:
+            self.average.load_state_dict(state.optimizer[_AVERAGE])
+        self.method.load_state_dict({name: part for name, part in state.optimizer.items() if name != _AVERAGE})
+        self.schedule.load_state_dict(state.schedule)
+        numbers = dict(state.progress)
+        self._costs = {int(size): value for size, value in numbers.pop("costs").items()}
+        self._progress = Progress(**numbers)
+        self.epoch = self._saved_epoch = state.epoch
+        self.history = history
+
+    def _found(self) -> tuple[State | None, list[Metrics]]:
+        """The folder's checkpoint, and the metrics so far."""
+        if self.folder is None:
+            return None, []
+        state = self.folder.open(environment.describe(self.device) | {"data": self.data.sha256})
+        return (None, []) if state is None else (state, self.folder.metrics())
 
 
 def _best(choose: Any, before: float | None, now: float) -> float | None:

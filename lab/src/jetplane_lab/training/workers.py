@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed
 
+from jetplane.errors import LostProcess
+
 __all__ = ["ALONE", "Workers"]
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -30,7 +35,7 @@ class Workers:
             raise ValueError(f"WORLD_SIZE is {size}, but this torch has no torch.distributed; expected 1.")
         if not distributed.is_initialized():
             # numbers are exchanged on the host, whatever the device of the parameters is
-            distributed.init_process_group("gloo")
+            distributed.init_process_group("gloo", **_meeting())
         return Workers(distributed.get_rank(), distributed.get_world_size(), distributed.group.WORLD)
 
     @property
@@ -55,6 +60,23 @@ class Workers:
         """Whether it is so in any process."""
         return bool(self._reduced(int(here), "MAX"))
 
+    def led(self, compute: Callable[[], Found], what: str) -> Found:
+        """What the first process finds, in all of them. Where it fails there the others are told, and none waits."""
+        if self.size == 1:
+            return compute()
+        said: list[Any] = [None]
+        if self.writes:
+            try:
+                said = [(compute(),)]
+            finally:  # an interruption, too
+                distributed.broadcast_object_list(said, src=0, group=self.group)
+        else:
+            distributed.broadcast_object_list(said, src=0, group=self.group)
+        if said[0] is None:
+            raise LostProcess(f"process 0 could not go on at {what}; what went wrong is in the message there.")
+        found: Found = said[0][0]
+        return found
+
     def leave(self) -> None:
         """The end of a run, for all processes."""
         if self.size > 1:
@@ -66,6 +88,17 @@ class Workers:
         number = torch.tensor([count], dtype=torch.int64)
         distributed.all_reduce(number, getattr(distributed.ReduceOp, how), group=self.group)
         return int(number)
+
+
+def _meeting() -> dict[str, Any]:
+    """Where processes meet. torchrun's own store outlives a restart, and would lead to processes that are gone."""
+    place = os.environ
+    if place.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or place.get("GROUP_WORLD_SIZE") != "1":
+        return {}  # of several machines each counts its restarts by itself
+    # torch exports them, and does not say so to type checkers
+    store = distributed.TCPStore(place["MASTER_ADDR"], int(place["MASTER_PORT"]), is_master=False)  # type: ignore[attr-defined]
+    apart = distributed.PrefixStore(f"restart-{place['TORCHELASTIC_RESTART_COUNT']}", store)  # type: ignore[attr-defined]
+    return {"store": apart, "rank": int(place["RANK"]), "world_size": int(place["WORLD_SIZE"])}
 
 
 ALONE = Workers()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -106,6 +107,7 @@ class _Hooks:
 
 
 _COMPILE = torch.compile
+_FOLD = _torch.CONST_FOLD.split_module
 
 
 def _install() -> None:
@@ -113,12 +115,14 @@ def _install() -> None:
     _HANDOVERS.install()
     torch.is_grad_enabled = _is_grad_enabled
     torch.compile = _compile
+    _torch.CONST_FOLD.split_module = _fold
 
 
 def _uninstall() -> None:
     del _torch.SingleLevelFunction.apply  # type: ignore[attr-defined]
     torch.is_grad_enabled = _torch.IS_GRAD_ENABLED
     torch.compile = _COMPILE
+    _torch.CONST_FOLD.split_module = _FOLD
 
 
 # -- the state of autograd ------------------------------------------------------------------------------------------
@@ -142,6 +146,16 @@ def _compile(*args: Any, **kwargs: Any) -> Any:
     return _COMPILE(*args, **kwargs)
 
 
+def _fold(*args: Any, **kwargs: Any) -> Any:
+    """What ``torch.func.linearize`` makes constants with: what it traces inside a pass has none of the numbers."""
+    if any(owner == threading.get_ident() for _, owner in _ACTIVE):
+        raise UnsupportedProgram(
+            f"{call_site('torch.func.linearize')} traces a graph whose numbers are not those of the pass; expected "
+            "torch.func.jvp."
+        )
+    return _FOLD(*args, **kwargs)
+
+
 # -- torch.autograd.Function --------------------------------------------------------------------------------------
 
 
@@ -150,25 +164,43 @@ def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     original = super(_torch.SingleLevelFunction, cls).apply
     if cls.__module__.startswith(_TRANSPARENT):  # also where the perturbed tensors are captured, and the arguments data
         return original(*args, **kwargs)
+    made, lift = _made_of(cls)
+    if made is None:
+        return original(*args, **kwargs)
     tensors = [_torch.unwrap_functorch(a) for a in _torch.pytree.tree_leaves((args, kwargs)) if isinstance(a, Tensor)]
     if not any(mode.tracks(tensor) for mode, _ in _ACTIVE if not mode.switches.off for tensor in tensors):
         with contextlib.ExitStack() as stack:
             for mode, _ in _ACTIVE:
-                stack.enter_context(mode.inside_function(cls.__name__))
+                stack.enter_context(mode.inside_function(made.__name__))
             return original(*args, **kwargs)
-    rule = lookup(cls)
+    rule = lookup(made)
     if rule is None:
         for mode, _ in _ACTIVE:
-            out = mode.run_function(cls.__name__, partial(original, *args, **kwargs))
+            out = mode.run_function(made.__name__, partial(original, *args, **kwargs))
             if out is not None:
                 return out
         raise MissingRule(
-            f"torch.autograd.Function {cls.__name__} has no rule, and differentiating its forward body could "
+            f"torch.autograd.Function {made.__name__} has no rule, and differentiating its forward body could "
             f"contradict its backward; {call_site('called')}. Register one with "
-            f"jetplane.register.composite({cls.__name__}, body), or jetplane.register.transparent({cls.__name__}) if "
+            f"jetplane.register.composite({made.__name__}, body), or jetplane.register.transparent({made.__name__}) if "
             "the forward body itself is to be differentiated.",
-            cls.__name__,
+            made.__name__,
         )
     if rule.kind is Kind.CONSTANT:
         return _torch.pytree.tree_map_only(Tensor, torch.Tensor.detach, original(*args, **kwargs))
-    return original(*args, **kwargs) if rule.traits.as_it_is else rule.apply(*args, **kwargs)
+    return original(*args, **kwargs) if rule.traits.as_it_is else lift(rule.apply)(*args, **kwargs)
+
+
+def _made_of(cls: Any) -> tuple[Any, Callable[[Any], Any]]:
+    """The Function of the program that ``cls`` is, or was made of for ``vmap``, with how a program is lifted alike.
+
+    None where it only calls that of the program, which comes here in its turn.
+    """
+    made = _torch.made_for_transform(cls)
+    if made is None:
+        return cls, lambda body: body
+    inner, over = made
+    if over is None:
+        return None, lambda body: body
+    origin, lift = _made_of(inner)
+    return origin, lambda body: over(lift(body))

@@ -134,6 +134,10 @@ class JetMode(_torch.DispatchMode):
         self.detached = self.detached or self.tracks(tensor)
         self._records.pop(tensor.untyped_storage(), None)
 
+    def hand_out(self, tensor: Tensor) -> None:
+        """The program makes plain numbers of this tensor, with which no tangent goes."""
+        self.detached = self.detached or self.tracks(_torch_distributed.inside(tensor))
+
     def is_stopped(self, tensor: Tensor) -> bool:
         """Whether the user detached this tensor, or a tensor that it is a view of."""
         reference = self._stopped.get(id(tensor))
@@ -472,8 +476,8 @@ class JetMode(_torch.DispatchMode):
 
 
 def _fresh(value: Tensor, args: Any) -> Tensor:
-    """``value`` as autograd expects it from below: without a graph of its own and not an input."""
-    if value.requires_grad or value._is_view():
+    """``value`` as autograd expects it from below: without a graph and a tangent of its own and not an input."""
+    if value.requires_grad or value._is_view() or _torch.is_forward_mode():
         return _detached(value)
     for given in args:
         if given is value:

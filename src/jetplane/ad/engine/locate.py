@@ -13,6 +13,8 @@ _TORCH = Path(torch.__file__).parent
 _LIBRARIES = (str(_TORCH), str(Path(__file__).parents[2]))
 _OURS = str(Path(__file__).parents[2]) + os.sep
 _RULES = str(Path(__file__).parents[1] / "rules")
+_BACKWARD = tuple(str(_TORCH / part) for part in ("autograd" + os.sep + "__init__.py", "overrides.py"))
+_TRANSFORMS = str(_TORCH / "_functorch")
 _DIFFERENTIATION = tuple(str(_TORCH / part) for part in ("autograd", "_functorch", "utils/checkpoint.py"))
 
 
@@ -44,6 +46,17 @@ def called_by_autograd() -> bool:
             return False
         frame = frame.f_back
     return frame is not None and is_differentiation(frame.f_code)
+
+
+def called_by_transform() -> bool:
+    """Whether it is a transform of torch.func that asks for a backward pass, not the program.
+
+    The backward pass itself is torch.autograd's, whose lines are passed over.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and (is_ours(frame.f_code) or frame.f_code.co_filename.startswith(_BACKWARD)):
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename.startswith(_TRANSFORMS)
 
 
 def users_level() -> int:

@@ -24,7 +24,7 @@ from ...errors import UnsupportedProgram
 from .. import _torch
 from ..rules.named_losses import LOSSES
 from .grad_switches import GradSwitches
-from .locate import call_site, called_by_autograd
+from .locate import call_site, called_by_autograd, called_by_transform
 
 __all__ = ["StopMode", "every_stop"]
 
@@ -38,6 +38,7 @@ class Follower(Protocol):
     def switches(self) -> GradSwitches: ...
     def stop(self, tensor: Tensor) -> None: ...
     def forget(self, tensor: Tensor) -> None: ...
+    def hand_out(self, tensor: Tensor) -> None: ...
     def tracks(self, tensor: Tensor) -> bool: ...
     def inside_loss(self, func: Any, args: Any, kwargs: Any) -> contextlib.AbstractContextManager[None]: ...
 
@@ -91,6 +92,12 @@ def _new_constant(jets: Follower, func: Any, args: Any, kwargs: Any) -> Any:
     return out
 
 
+def _numbers(jets: Follower, func: Any, args: Any, kwargs: Any) -> Any:
+    if not _torch.is_functorch_wrapper(args[0]):
+        jets.hand_out(args[0])
+    return func(*args, **kwargs)
+
+
 class _SeenEngine:
     """torch's engine of backward passes, with the modes on: it runs parts of the program, once more or for the first
     time, as checkpoints and a Function's ``backward`` are. A function mode is off while the function it sees runs."""
@@ -107,24 +114,46 @@ class _SeenEngine:
             return self._engine.run_backward(*args, **kwargs)
 
 
-_NO_GRAPH = "does not require grad and does not have a grad_fn"
+_NO_GRAPH = "does not require grad"  # and, of a result, does not have a grad_fn
+
+
+def _why_without_graph(
+    jets: Follower, func: Any, error: RuntimeError, args: Any, kwargs: Any
+) -> tuple[str, str] | None:
+    """Why autograd knows nothing of what a program wants to differentiate, and what to do; None if that is its own."""
+    if _NO_GRAPH not in str(error):
+        return None
+    if jets.switches.blind:
+        return (
+            "for a pass runs with autograd off",
+            "torch.enable_grad() around a program that differentiates inside itself"
+            + ("" if func is torch.autograd.grad else ", and no backward of a loss, which is only to be returned"),
+        )
+    given = _torch.pytree.tree_leaves((args, kwargs))
+    if any(isinstance(one, Tensor) and _has_no_graph(jets, one) for one in given):
+        return (
+            "for the perturbed tensors do not require grad",
+            "primals that do, as of requires_grad_(), or torch.func.grad inside the program",
+        )
+    return None
 
 
 def _differentiate(jets: Follower, func: Any, args: Any, kwargs: Any) -> Any:
     engine = _torch.engine()
     _torch.set_engine(_SeenEngine())
     try:
-        if _keeps_graph(func, args, kwargs):
+        # torch.func's own are functions, to be differentiated; where autograd is off it makes no graph of them
+        if _keeps_graph(func, args, kwargs) or called_by_transform():
             return func(*args, **kwargs)
         with jets.switches.without_graph():
             return func(*args, **kwargs)
     except RuntimeError as error:
-        if _NO_GRAPH in str(error) and jets.switches.blind:
-            raise UnsupportedProgram(
-                f"{call_site('the program')} differentiates what has no graph, for a pass runs with autograd off "
-                f"({error}); expected torch.enable_grad() around a program that differentiates inside itself."
-            ) from error
-        raise
+        reason = _why_without_graph(jets, func, error, args, kwargs)
+        if reason is None:
+            raise
+        raise UnsupportedProgram(
+            f"{call_site('the program')} differentiates what has no graph, {reason[0]} ({error}); expected {reason[1]}."
+        ) from error
     finally:
         _torch.set_engine(engine)
 
@@ -246,6 +275,7 @@ _HOOKS: dict[Any, Any] = {
     torch.detach_: _stop_output,
     torch.Tensor.data.__get__: _stop_output,  # type: ignore[attr-defined]
     torch.tensor: _new_constant,
+    **dict.fromkeys((torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.__float__), _numbers),
     torch.autograd.grad: _differentiate,
     torch.autograd.backward: _differentiate,
     torch.Tensor.backward: _differentiate,

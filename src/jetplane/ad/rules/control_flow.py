@@ -41,6 +41,9 @@ composite("scan", _scan)
 for _name in ("while_loop", "map_impl", "associative_scan", "flex_attention"):
     composite(_name, partial(lambda name, *args, **kwargs: _torch.plain_body(name)(*args, **kwargs), _name))
 
+# how a score of flex_attention looks up a number for its head or place
+composite("torch._dynamo._trace_wrapped_higher_order_op.ModIndex", torch.ops.aten.index)
+
 # where a graph is asked for, they are called as these first
 _HOPS = "torch._higher_order_ops."
 composite(_HOPS + "cond.CondAutogradOp", lambda pred, true, false, *operands: _cond(pred, true, false, operands))

@@ -36,6 +36,7 @@ constant(
     *(aten.ceil, aten.floor, aten.round, aten.trunc, aten.sign, aten.sgn, aten.signbit, aten.angle),
     *(aten.floor_divide, aten.zeros_like, aten.ones_like, aten.full_like, aten.empty_like),
     *(aten.new_zeros, aten.new_ones, aten.new_full, aten.new_empty, aten.new_empty_strided, aten.empty_permuted),
+    aten._new_zeros_with_same_feature_meta,  # of torch.func's forward mode
     *(aten.zero, aten.fill.Scalar, aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge, aten.isnan, aten.isinf),
     *(aten.logical_not, aten.logical_and, aten.logical_or, aten.logical_xor, aten._local_scalar_dense),
     *(aten.rand_like, aten.randn_like, aten.randint_like, aten.bernoulli, aten.normal, aten.uniform, aten.poisson),

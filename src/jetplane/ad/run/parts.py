@@ -11,9 +11,12 @@ These are
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from ...errors import UnsupportedProgram
@@ -21,7 +24,17 @@ from .. import _torch_distributed as groups
 from ..algebra.sparse import Block
 from .directions import Leaf
 
-__all__ = ["check_parts", "images", "is_shared_out", "own", "part_of", "whole_like"]
+__all__ = [
+    "Wholes",
+    "check_parts",
+    "images",
+    "is_shared_out",
+    "like_part",
+    "own",
+    "part_of",
+    "shared_facts",
+    "whole_like",
+]
 
 
 def is_shared_out(tensor: Tensor) -> bool:
@@ -68,6 +81,67 @@ def check_parts(tensor: Tensor, label: str) -> None:
             f"{label} is a DTensor {tuple(tensor.shape)} whose part is {tuple(own(tensor).shape)} here, where its "
             f"placements say {shape}; expected parts as torch.chunk makes them."
         )
+
+
+def like_part(tensor: Tensor, part: Tensor) -> Tensor:
+    """A tensor that is shared out as ``tensor`` is, of which this process has ``part``; ``part`` where it is not."""
+    if not is_shared_out(tensor):
+        return part
+    found = torch.empty_like(tensor, requires_grad=False, dtype=part.dtype)
+    own(found).copy_(part)
+    return found
+
+
+def shared_facts(tensors: Sequence[Tensor], labels: Sequence[str]) -> dict[str, Any]:
+    """What has to be the same of shared parameters in all processes; what is in them, is not."""
+    found: dict[str, Any] = {}
+    for tensor, label in zip(tensors, labels, strict=True):
+        if is_shared_out(tensor):
+            found[f"the whole shape of {label}"] = str(tuple(tensor.shape))
+            found[f"the dtype of the whole {label}"] = str(tensor.dtype)
+            found[f"the placements of {label}"] = str(tensor.placements)  # type: ignore[attr-defined]
+    return found
+
+
+class Wholes:
+    """Parameters that FSDP shares out, whole for as long as a step needs them: :attr:`tensors`, which modules use."""
+
+    def __init__(self, given: Sequence[Tensor], labels: Sequence[str]) -> None:
+        known = groups.managed() if any(map(is_shared_out, given)) else {}
+        for tensor, label in zip(given, labels, strict=True):
+            if is_shared_out(tensor) and id(tensor) not in known:
+                raise UnsupportedProgram(
+                    f"{label} is a DTensor that FSDP's fully_shard does not manage, as tensor parallelism makes them: "
+                    "noise in its program would reach what other processes compute. Expected parameters of "
+                    "fully_shard, or an optimizer that searches a plane."
+                )
+        self._given = list(given)
+        self._managed = [known[id(tensor)] for tensor in given if is_shared_out(tensor)]
+        self._inside = 0
+
+    @property
+    def any(self) -> bool:
+        """Whether any is shared out."""
+        return bool(self._managed)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What programs read."""
+        managed = iter(self._managed)
+        return [next(managed).whole() if is_shared_out(tensor) else tensor for tensor in self._given]
+
+    @contextlib.contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Inside, every process has them whole, as their parts are now. Once more inside of that does nothing."""
+        if not self._managed or self._inside:
+            yield
+            return
+        self._inside += 1
+        try:
+            with groups.kept_whole(self._managed):
+                yield
+        finally:
+            self._inside -= 1
 
 
 @dataclass(frozen=True)

@@ -94,8 +94,9 @@ class Pass:
                 "of them and with a graph, or a pass with no_grad='follow'."
             )
         raise ValueError(
-            "the program detaches its result from all that varies, by .detach(), .data or torch.tensor(), where "
-            "tangents stop as backprop's gradients do; expected a result that depends on what is differentiated."
+            "the program detaches its result from all that varies, by .detach(), .data, .item() or "
+            "torch.tensor(), where tangents stop as backprop's gradients do; expected a result that depends on what is "
+            "differentiated."
         )
 
     def jet(self, tensor: Tensor) -> Jet:

@@ -34,7 +34,6 @@ __all__ = [
     "lookup",
     "registered",
     "remove",
-    "summed",
 ]
 
 Pull = Callable[[Any, Done, Path], Tensor]  # the derivative at the result, the operation, which argument
@@ -154,11 +153,6 @@ def is_opaque(func: Any, args: Any, kwargs: Any) -> bool:
     """Whether an operation cannot be pulled back through after all, called like this."""
     opaque = lookup(func).opaque
     return opaque is not None and opaque(func, args, kwargs)
-
-
-def summed(delta: Tensor, like: Tensor) -> Tensor:
-    """The derivative at an argument that was broadcast."""
-    return delta.sum_to_size(like.shape) if delta.shape != like.shape else delta
 
 
 def both(a: Tensor | None, b: Tensor | None) -> Tensor | None:

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from ..program.done import Done
 from ..program.watch import Path
-from .adjoint import Adjoint, enter, summed
+from .adjoint import Adjoint, enter
 from .default import vjp
 from .entry_maps import rows
+from .sums import summed, total
 
 aten = torch.ops.aten
 
@@ -74,7 +75,7 @@ def _convolution(delta: Tensor, done: Done, path: Path) -> Tensor:
         found = _convolution(delta.unsqueeze(0), done, path)
         return found.squeeze(0) if path == (0,) else found
     if path == (2,):
-        return delta.sum([0, *range(2, delta.ndim)])
+        return total(delta, [0, *range(2, delta.ndim)])
     sizes = None if bias is None else list(bias.shape)
     x_part, weight_part, _ = aten.convolution_backward(
         delta, x, weight, sizes, *options[:6], [path == (0,), path == (1,), False]

@@ -7,8 +7,9 @@ from torch import Tensor
 
 from ..program.done import Done
 from ..program.watch import Path
-from .adjoint import Adjoint, enter, summed
+from .adjoint import Adjoint, enter
 from .entry_maps import part, reshaped, turned
+from .sums import summed
 
 aten = torch.ops.aten
 

@@ -10,6 +10,7 @@ from ..program.watch import Path
 from . import batch_norm
 from .adjoint import Adjoint, enter
 from .entry_maps import last_axis
+from .sums import total
 
 aten = torch.ops.aten
 
@@ -45,7 +46,7 @@ def _layer_norm(delta: Tensor, done: Done, path: Path) -> Tensor:
     _, mean, rstd = done.out
     mask = [False, path == (2,), path == (3,)]
     parts = aten.native_layer_norm_backward(delta.contiguous(), x, shape, mean, rstd, weight, bias, mask)
-    return parts[1] if path == (2,) else parts[2]
+    return parts[1] if path == (2,) else total(delta, list(range(delta.ndim - len(shape))), parts[2])
 
 
 def _group_norm(delta: Tensor, done: Done, path: Path) -> Tensor:
@@ -54,7 +55,7 @@ def _group_norm(delta: Tensor, done: Done, path: Path) -> Tensor:
     x, _, _, n, c, space, groups, _ = done.args
     shaped = delta.reshape(n, groups, c // groups, space)
     if path == (2,):
-        return shaped.sum((0, 3)).flatten()
+        return total(shaped, [0, 3]).flatten()
     mean, rstd = (one.reshape(n, groups, 1, 1) for one in done.out[1:])
     return (shaped * (x.reshape(shaped.shape) - mean) * rstd).sum((0, 3)).flatten()
 
@@ -70,7 +71,7 @@ def _batch_norm(delta: Tensor, done: Done, path: Path) -> Tensor:
     if path == (0,):
         return batch_norm.pull(delta, done, path)
     axes = [axis for axis in range(delta.ndim) if axis != 1]
-    return (delta if path == (2,) else delta * batch_norm.normalised(done)).sum(axes)
+    return total(delta, axes) if path == (2,) else (delta * batch_norm.normalised(done)).sum(axes)
 
 
 enter(

@@ -9,8 +9,9 @@ from ...ad.algebra.jet import Operand, PairSet
 from ...ad.algebra.registry import plan
 from ..program.done import Done
 from ..program.watch import Path, at, replaced
-from .adjoint import RESULT, Adjoint, both, enter, enter_elementwise, summed
+from .adjoint import RESULT, Adjoint, both, enter, enter_elementwise
 from .entry_maps import same_entry
+from .sums import summed
 
 aten = torch.ops.aten
 

@@ -121,9 +121,10 @@ class Prediction:
 
     def begin(self) -> None:
         """All tangents were carried."""
-        calls, count = self._learned.calls, self._samples * self._total
+        calls, count = self._learned.calls + 1, self._samples * self._total
         residuals = torch.cat(self._residuals) if len(self._residuals) > 1 else self._residuals[0]
-        calls += 1
+        if self.lessons is None:
+            self._learned.calls += 1
         self._rate = (1 / calls.to(residuals)).clamp_(min=_RATE)
         # With a step c / (1 + ratio), for this many numbers of noise to a product, the expected error shrinks by the
         # factor 1 - c (2 - c) / (1 + ratio), and c / (2 - c) of what no Jacobian predicts is added to it in the end. A
@@ -135,7 +136,7 @@ class Prediction:
         rate = torch.minimum(self._rate, 0.5 / (1 + ratio))
         finite = residuals.isfinite().all()  # else nothing is to be learned from them
         if self.lessons is not None:
-            self.lessons.begin(self._rate, finite)
+            self.lessons.begin(finite)
         self._lesson = torch.where(finite, residuals, 0.0).mul_(rate / count)
         self._residuals = []
         self._slopes = self.slopes
@@ -183,7 +184,7 @@ class Prediction:
             update = lesson.flatten(0, 1).movedim(1, 0).mT @ noise.flatten(0, 1).movedim(1, 0)
             update = update.mean(0, keepdim=True) if form.blocks == 1 else update
         if self.lessons is not None:
-            self.lessons.add(site.number, update, now)
+            self.lessons.add(site.number, update, now if start == 0 else None)
             return
         self._improve(site.number, update, activity)
 
@@ -201,16 +202,22 @@ class Prediction:
         self._learned.jacobians[number] += update.div_((activity + _RARE) * self._lengths[number])
 
     def settle(self, parts: list[Tensor]) -> None:
-        """Learn from what all processes have found: the sums of what ``lessons.parts()`` are in each."""
+        """Learn from what all parts of a batch have found: the sums of what ``lessons.parts()`` are in each."""
         assert self.lessons is not None
+        self.count()
+        rate = (1 / self._learned.calls.to(self._learned.dtype)).clamp_(min=_RATE)
         for number, update, now, seen in self.lessons.summed(parts):
             activity = self._learned.activity[number]
             if now is not None:
-                activity += (now - activity) * self.lessons.rate.to(activity.device)
+                activity += (now - activity) * rate.to(activity)
                 activity = torch.maximum(activity, now)
             self._improve(number, update, activity)
             if seen is not None:
                 self._remember(number, seen)
+
+    def count(self) -> None:
+        """A call is over, of which there are lessons, or nothing is to be learned."""
+        self._learned.calls += 1
 
     def weigh(self, site: Site, found: Tensor, numbers: Tensor, alive: Tensor | None) -> None:
         """Keep in mind how much of a site's derivative was not predicted; see `unpredicted`."""

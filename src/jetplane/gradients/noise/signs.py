@@ -57,12 +57,13 @@ class Signs:
             return traced.rows(self.seed, self.step, site | _OWN, start, stop, like)
         return self.part(site, start, stop, like, 0)
 
-    def part(self, site: int, start: int, stop: int, like: Tensor, first: int) -> Tensor:
+    def part(self, site: int, start: int, stop: int, like: Tensor, first: int | Tensor) -> Tensor:
         """The same of ``like`` as a part of a longer row, of which ``first`` elements come before it."""
+        if isinstance(first, Tensor) or isinstance(self.seed, Tensor) or fast(like.device):
+            from . import traced
+
+            return traced.rows(self.seed, self.step, site | _OWN, start, stop, like, first)
         count, end = stop - start, first + like.numel()
-        if fast(like.device):
-            rows = self.rows(site, start, stop, like.new_empty(()).expand(end))
-            return rows[:, first:].reshape(count, *like.shape)
         block, rest = divmod(first, 128)
         octets = self._octets(site | _OWN, start, stop, block, end, like.device)
         return _of_octets(octets, count, end - 128 * block, like.dtype)[:, rest:].reshape(count, *like.shape)
@@ -103,11 +104,17 @@ class Signs:
         return wanted
 
 
-def counted(seed: int, step: int | Tensor, place: int, start: int, stop: int, size: int, dtype: torch.dtype) -> Tensor:
-    """Rows start to stop - 1 of the signs at a place, (stop - start, size), by the counter's arithmetic."""
+def counted(
+    seed: int, step: int | Tensor, place: int, start: int, stop: int, size: int, dtype: torch.dtype, first: int = 0
+) -> Tensor:
+    """Rows start to stop - 1 of the signs at a place, (stop - start, size), by the counter's arithmetic.
+
+    They are those behind the ``first`` of longer rows.
+    """
     device = step.device if isinstance(step, Tensor) else torch.device("cpu")
-    (octets,) = _drawn(seed, step, [(place, size)], start, stop, device)
-    return _of_octets(octets, stop - start, size, dtype)
+    block, rest = divmod(first, 128)
+    (octets,) = _drawn(seed, step, [(place, first + size)], start, stop, device, block)
+    return _of_octets(octets, stop - start, rest + size, dtype)[:, rest:]
 
 
 def _of_octets(octets: Tensor, count: int, size: int, dtype: torch.dtype) -> Tensor:

@@ -12,13 +12,26 @@ from . import signs as plain
 __all__ = ["again", "rows"]
 
 
-def rows(seed: int | Tensor, step: int | Tensor, place: int, start: int, stop: int, like: Tensor) -> Tensor:
-    """Rows start to stop - 1 of the signs of a site, (stop - start, *S): those of ``signs.Signs``, bit by bit."""
+def rows(
+    seed: int | Tensor,
+    step: int | Tensor,
+    place: int,
+    start: int,
+    stop: int,
+    like: Tensor,
+    first: int | Tensor | None = None,
+) -> Tensor:
+    """Rows start to stop - 1 of the signs of a site, (stop - start, *S): those of ``signs.Signs``, bit by bit.
+
+    ``like`` may be a part of a longer row, of which ``first`` elements come before it.
+    """
     words = [
         word if isinstance(word, Tensor) else torch.full((), signed(word), dtype=torch.int64, device=like.device)
         for word in (seed, step)
     ]
-    found = torch.ops.jetplane.signs(*words, place, start, stop, like.numel(), like.dtype)
+    if isinstance(first, int):
+        first = torch.full((), first, dtype=torch.int64, device=like.device)
+    found = torch.ops.jetplane.signs(*words, first, place, start, stop, like.numel(), like.dtype)
     return found.reshape(stop - start, *like.shape)
 
 
@@ -35,17 +48,28 @@ def again(tensor: Tensor, after: Tensor | None = None) -> Tensor:
 # Not a custom_op: it has no derivative, as the operation of the directions.
 _LIBRARY = torch.library.Library("jetplane", "FRAGMENT")
 _LIBRARY.define(
-    "signs(Tensor seed, Tensor step, SymInt place, SymInt start, SymInt stop, SymInt size, ScalarType dtype) -> Tensor",
+    "signs(Tensor seed, Tensor step, Tensor? first, SymInt place, SymInt start, SymInt stop, SymInt size, "
+    "ScalarType dtype) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 
 
-def _signs(seed: Tensor, step: Tensor, place: int, start: int, stop: int, size: int, dtype: torch.dtype) -> Tensor:
+def _signs(
+    seed: Tensor,
+    step: Tensor,
+    first: Tensor | None,
+    place: int,
+    start: int,
+    stop: int,
+    size: int,
+    dtype: torch.dtype,
+) -> Tensor:
     if fast(step.device):
         from . import signs_triton
 
-        return signs_triton.signs(seed, step, place, start, stop, size, dtype)
-    return plain.counted(int(seed) % (1 << 64), step, place, start, stop, size, dtype).contiguous()
+        return signs_triton.signs(seed, step, first, place, start, stop, size, dtype)
+    before = 0 if first is None else int(first)
+    return plain.counted(int(seed) % (1 << 64), step, place, start, stop, size, dtype, before).contiguous()
 
 
 def _again(tensor: Tensor, after: Tensor | None) -> Tensor:
@@ -58,7 +82,16 @@ _LIBRARY.impl("signs", _signs, "CompositeExplicitAutograd")
 
 
 @torch.library.register_fake("jetplane::signs", lib=_LIBRARY)
-def _(seed: Tensor, step: Tensor, place: int, start: int, stop: int, size: int, dtype: torch.dtype) -> Tensor:
+def _(
+    seed: Tensor,
+    step: Tensor,
+    first: Tensor | None,
+    place: int,
+    start: int,
+    stop: int,
+    size: int,
+    dtype: torch.dtype,
+) -> Tensor:
     return step.new_empty((stop - start, size), dtype=dtype)
 
 

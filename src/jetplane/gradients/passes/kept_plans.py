@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -24,17 +24,40 @@ log = logging.getLogger("jetplane")
 
 _KEPT = 8  # plans for batches of one form
 _WIDE, _PROBED = 64, 8  # tangents that a probe carries at once where they fit; where so many are asked for at a time
-_PARTS = 8  # first passes that save memory which nobody has said to be short
+_PARTS = 8  # parts of a batch, or first passes, that save memory which nobody has said to be short
 _EACH = 3  # what a tangent of a value holds at most, with what makes it, in units of the value
 
 
 @dataclass(frozen=True)
 class Width:
-    """How many of J tangents are carried at a time."""
+    """How many of J tangents are carried at a time, and of how many samples."""
 
     samples: int | None  # None: as many as a program needs
     chunk_size: int | None
     memory: int | None  # bytes; None: by the program, and one tangent at a time is always allowed
+    least: int = 0  # bytes that are allowed whatever the program is, where no ``memory`` is given
+
+    def parts(self, plan: NoisePlan, held: int = 0) -> int:
+        """How many parts of its samples a batch is to be taken in, so that one holds no more than there is.
+
+        All tangents of a sample go together, so nothing is computed twice. Where a part is still too much for a memory
+        that was given, they go in chunks as well.
+        """
+        if self.chunk_size is not None or plan.trace is None or not plan.sites:
+            return 1
+        limit, whole = self._limit(plan), plan.trace.peak(self.tangents(plan))
+        most = plan.samples if self.memory is not None else min(plan.samples, _PARTS)
+        sizes = [count for count in range(1, most + 1) if plan.samples % count == 0]
+        return next((count for count in sizes if whole / count + held <= limit), sizes[-1])
+
+    def of_part(self, samples: int) -> Width:
+        """For the parts of a batch with ``samples`` tangents."""
+        return replace(self, samples=samples, chunk_size=samples if self.memory is None else None)
+
+    def _limit(self, plan: NoisePlan) -> int:
+        if self.memory is not None:
+            return self.memory
+        return max(plan.budget, self.least)
 
     def tangents(self, plan: NoisePlan) -> int:
         """J, for one program."""
@@ -54,8 +77,7 @@ class Width:
         """How many tangents, up to ``most``, a pass within the budget carries."""
         if plan.trace is None:  # however many there are, they are small
             return most
-        limit = plan.budget if self.memory is None else self.memory
-        fitting = 0
+        limit, fitting = self._limit(plan), 0
         while fitting < most and plan.trace.peak(fitting + 1) + held <= limit:
             fitting += 1
         if not fitting and self.memory is not None:
@@ -70,7 +92,7 @@ class Width:
         """Whether it has to be known what a pass of a program holds."""
         if plan.trace is not None or self.chunk_size is not None:
             return False
-        return self.memory is not None or plan.values * _EACH * _WIDE > plan.budget
+        return self.memory is not None or plan.values * _EACH * _WIDE > self._limit(plan)
 
 
 @dataclass(eq=False)
@@ -91,11 +113,19 @@ class KeptPlans:
                 return None
         return plans[0]
 
-    def find(self, passes: Passes, width: Width) -> NoisePlan:
-        """The plan of what the program does now: one that is known, or a new one."""
-        plans = self._by_form.setdefault(passes.program.form, [])
-        plan = _taken_out(plans, passes.record())
+    def measured(self, passes: Passes, width: Width) -> NoisePlan:
+        """The plan of what the program does now, with what a pass holds; one that is known, or a new one.
+
+        It is to be completed by :meth:`find`, where its batch is not taken in parts.
+        """
+        plan = _taken_out(self._by_form.setdefault(passes.program.form, []), passes.record())
         _measure(plan, passes, width)
+        return plan
+
+    def find(self, passes: Passes, width: Width, plan: NoisePlan | None = None) -> NoisePlan:
+        """The plan of what the program does now, or one that was measured, complete."""
+        plan = self.measured(passes, width) if plan is None else plan
+        plans = self._by_form.setdefault(passes.program.form, [])
         if plan.due:
             what = len(plan.keys), len(plan.sites), plan.samples
             log.info("planning a program of %d operations: noise at %d places, %d samples", *what)

@@ -288,13 +288,16 @@ class Injector(_Follower):
         if not self._readout.has_slopes:
             self._hold(self._tail.group, visit.number, done)
 
-    def finish(self, losses: Tensor, k: int) -> tuple[Tensor, Tensor | None]:
-        """The tangents of the loss's input (K, B, T, V), if they were looked at, and what was predicted of them."""
+    def finish(self, losses: Tensor, k: int, weights: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """The tangents of the loss's input (K, B, T, V), if they were looked at, and what was predicted of them.
+
+        With ``weights`` (B,) the derivative by it is that of so many times each sample's loss.
+        """
         if self._readout is None:
             return losses, None
         assert self._tail is not None
         if not self._readout.has_slopes:
-            pulled = self._pull(self._tail.group, _at_end(self._tail.group, torch.ones_like(losses)))
+            pulled = self._pull(self._tail.group, _at_end(self._tail.group, _of_each(losses, 1.0, weights)))
             self._readout.take({number: here for number, _, here in pulled if number in self._tail.inputs})
         tangents = self._readout.rows(self._reached, k)
         return tangents, self._prediction.close(tangents)
@@ -368,10 +371,11 @@ class Collector(_Follower):
                 self._collect(one.group, self._pending)
         self._wait(done.result)
 
-    def finish(self, losses: Tensor) -> None:
+    def finish(self, losses: Tensor, weights: Tensor | None = None) -> None:
         """The part behind the last layers, whose derivative is exact; and the parametrisations."""
         if self._plan.exact is not None:
-            self._collect(self._plan.exact, _at_end(self._plan.exact, torch.full_like(losses, 1 / self._plan.total)))
+            slope = _of_each(losses, 1 / self._plan.total, weights)
+            self._collect(self._plan.exact, _at_end(self._plan.exact, slope))
         self._gradients.finish()
 
     def _collect(self, group: LayerGroup, deltas: Deltas) -> None:
@@ -416,6 +420,14 @@ class Collector(_Follower):
 def _add(deltas: Deltas, place: tuple[int, int], part: Tensor) -> None:
     """A derivative has another part."""
     deltas[place] = deltas[place] + part if place in deltas else part
+
+
+def _of_each(losses: Tensor, value: float, weights: Tensor | None) -> Tensor:
+    """The derivative of the losses' sum by each of them, times a number, and the weight of its sample."""
+    slopes = torch.full_like(losses, value)
+    if weights is None:
+        return slopes
+    return slopes * weights.to(slopes).reshape(-1, *(1,) * (losses.ndim - 1))
 
 
 def _noisy(site: Site, done: Done) -> Tensor:

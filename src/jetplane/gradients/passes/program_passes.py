@@ -19,7 +19,7 @@ from ..noise.prediction import NOTHING, NoPrediction, Prediction
 from ..noise.readout import Readout
 from ..noise.signs import Noise
 from ..noise.statistics import Statistics
-from ..plan.noise_plan import Changed, NoisePlan, Tokens
+from ..plan.noise_plan import Changed, NoisePlan, Site, Tokens
 from ..plan.record import Recorder
 from ..program.loss_program import LossProgram
 from ..program.parameters import Gradients, Parameters
@@ -42,6 +42,7 @@ class Passes:
     program: LossProgram
     replay: Replay | ReplayTraced
     first: list[Tensor] = field(default_factory=list)  # the losses of the run that was recorded, if one was
+    weights: Tensor | None = None  # (B,), of the samples' losses in the mean; None: all 1
 
     def record(self, together: Collection[int] = ()) -> NoisePlan:
         """The plan of what the program does, with layouts still to be found.
@@ -81,9 +82,9 @@ class Passes:
         losses, mode, _ = self._run(injector, k, watched=plan.writes or not capturing())
         self._check(plan, mode, losses)
         with torch.no_grad():
-            tangents, predicted = injector.finish(losses, k)
+            tangents, predicted = injector.finish(losses, k, self.weights)
             paired = readout is not None and readout.paired
-            scalars = _by_token(tangents, readout) if paired else _loss_tangents(mode, losses, k)
+            scalars = _by_token(tangents, readout) if paired else self._loss_tangents(mode, losses, k)
             expected = None if predicted is None else _by_token(predicted, readout).to(scalars)
             if statistics is not None:
                 statistics.leave(scalars, expected)
@@ -92,6 +93,15 @@ class Passes:
             scalars = scalars if expected is None else scalars - expected
             self.replay.then(scalars)
             return scalars
+
+    def look_at_losses(self, plan: NoisePlan, readout: Readout) -> tuple[Tensor, Any]:
+        """The losses, and what came with them; of their input, the derivative."""
+        injector = Injector(plan, _no_rows, self.replay.unwatched, False, readout)
+        losses, mode, aux = self._run(injector, 1)
+        self._check(plan, mode, losses)
+        with torch.no_grad():
+            injector.finish(losses, 1)
+        return losses, aux
 
     def look(self, plan: NoisePlan, tokens: Tokens, rows: Rows, k: int) -> Tensor:
         """The tangents of the loss's input by sample and token (K, B, T, V), everywhere behind the sites."""
@@ -127,13 +137,20 @@ class Passes:
         if approve:
             approve()
         with torch.no_grad():
-            collector.finish(losses)
+            collector.finish(losses, self.weights)
         return losses, aux
 
     @property
     def _quiet(self) -> Quiet:
         """Around what is no part of the program, where every run is told of all that is done."""
         return self.replay.unwatched if self.replay.watches else contextlib.nullcontext
+
+    def _loss_tangents(self, mode: WatchMode, losses: Tensor, k: int) -> Tensor:
+        """Those of each sample's loss, (K, B, 1)."""
+        tangent = mode.jet(losses).tangent
+        tangent = losses.new_zeros((k, *losses.shape)) if tangent is None else tangent
+        found = tangent.reshape(k, losses.shape[0], -1).sum(2, keepdim=True)
+        return found if self.weights is None else found * self.weights.to(found).unsqueeze(1)
 
     def _check(self, plan: NoisePlan, mode: WatchMode, losses: Tensor) -> None:
         """Raise where a run did not do what was planned, or not with the numbers of the run that was recorded."""
@@ -162,17 +179,14 @@ class Passes:
         return losses, mode, aux
 
 
+def _no_rows(site: Site, like: Tensor) -> None:
+    """No noise."""
+
+
 def _by_token(tangents: Tensor, readout: Readout | None) -> Tensor:
     """(K, B, T): what tangents (K, B, T, V) of the loss's input do to the losses."""
     assert readout is not None
     return (tangents * readout.slopes).sum(3)
-
-
-def _loss_tangents(mode: WatchMode, losses: Tensor, k: int) -> Tensor:
-    """Those of each sample's loss, (K, B, 1)."""
-    tangent = mode.jet(losses).tangent
-    tangent = losses.new_zeros((k, *losses.shape)) if tangent is None else tangent
-    return tangent.reshape(k, losses.shape[0], -1).sum(2, keepdim=True)
 
 
 def _alike(losses: Tensor, first: Tensor) -> bool:

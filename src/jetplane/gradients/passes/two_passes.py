@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from ..noise.signs import Noise, Signs
 from ..noise.statistics import Statistics
 from ..plan.noise_plan import NoisePlan, Site
 from .program_passes import Passes
+from .resampling import resampled
 from .shared_tangents import together
 
 __all__ = ["Estimate", "looked_at", "two_passes"]
@@ -36,6 +37,7 @@ class Estimate:
     prediction: Prediction | NoPrediction
     exact_norms: bool = False  # whether nothing that batch norms add is left out
     sharing: Tangents | None = None  # the processes that carry other tangents of the same samples
+    resampled: tuple[int, ...] = ()  # places in the batch, if it is to be drawn again
     shapes: dict[int, Tensor] = field(default_factory=dict)  # by site, of noise in samples' own weights: found once
 
     def draw_ahead(self, start: int, stop: int) -> None:
@@ -78,6 +80,8 @@ def two_passes(
     plan = one.plan
     if not plan.sites:
         return passes.collect(plan, one.again, None, 1, check)
+    if one.resampled:
+        return _of_another_batch(passes, one, check)
     statistics, parts = one.statistics(), []
     mine = range(one.count) if one.sharing is None else one.sharing.mine(one.count)
     for start in range(mine.start, mine.stop, one.chunk):
@@ -97,6 +101,13 @@ def two_passes(
         if look is not None:
             look(statistics)
     return passes.collect(plan, one.again, scalars, one.chunk, None, one.prediction, statistics, one.shapes)
+
+
+def _of_another_batch(passes: Passes, one: Estimate, check: Callable[[], None]) -> tuple[Tensor, Any]:
+    """The same of a batch that is drawn from the one at hand."""
+    other, losses, aux = resampled(one.plan, passes, one.resampled, one.noise)
+    two_passes(other, replace(one, resampled=()), check)
+    return losses, aux
 
 
 def _drawn(noise: Noise, start: int, stop: int, site: Site, like: Tensor) -> Tensor:

@@ -151,6 +151,9 @@ class NoisePlan:
     whole: int | None = None  # samples of the batch that these are a part of, in the call at hand; None: it is all
     values: int = 0  # bytes of all that depends on parameters
     layers: int = 0  # of these, what layers give
+    resampled: tuple[
+        int, ...
+    ] = ()  # places in the batch of what has an entry for each sample, if it may be drawn again
     trace: Trace | None = None  # of the memory of a pass with one tangent, where that may be more than there is
     ends: dict[int, Site] = field(default_factory=dict)
     member: dict[int, Site] = field(default_factory=dict)
@@ -177,6 +180,12 @@ class NoisePlan:
     def numbers(self) -> int:
         """How many numbers of noise there are."""
         return sum(site.numbers for site in self.sites)
+
+    @property
+    def apart(self) -> bool:
+        """Whether samples depend on nothing of each other, as far as it is known: layouts may still be to be found."""
+        told = self.due or all(site.layout is not None and not site.coupled for site in self.sites)
+        return told and not self.norms and not self.writes
 
     @property
     def total(self) -> int:

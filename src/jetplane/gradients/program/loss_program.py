@@ -12,6 +12,7 @@ from torch import Tensor
 from ...ad import _torch
 from ...ad.engine.guards import guarded
 from ...ad.run.auxiliary import split_aux
+from ...compiler.capture import identity
 from .watch import WatchMode
 
 __all__ = ["LossProgram"]
@@ -46,6 +47,11 @@ class LossProgram:
         """The same, watched, with autograd off."""
         with torch.no_grad(), guarded(mode):
             return self()
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """Of the function's code and the batch's form, by which it is known that samples can be taken apart."""
+        return identity(self.loss_fn), self.form
 
     @property
     def form(self) -> tuple[Any, ...]:

@@ -13,8 +13,10 @@ from torch import Tensor
 
 from ... import guard
 from ...ad import _torch
+from ...ad.run.parts import Wholes, is_shared_out, like_part, own, part_of
 from ...ad.run.passes import check_leaf
 from ...ad.storage_geometry import geometry, inside, overlap, span
+from ...errors import UnsupportedProgram
 
 __all__ = ["Gradients", "Parameters", "accumulate", "local_derivative"]
 
@@ -22,22 +24,34 @@ _inside = lru_cache(1024)(inside)  # the same views of a weight are met in every
 
 
 class Parameters:
-    """The tensors whose gradients are wanted, with their names, found by the memory that they own."""
+    """The tensors whose gradients are wanted, with their names, found by the memory that they own.
+
+    Where processes share some out, ``tensors`` are the wholes that the program reads, and ``given`` the parts.
+    """
 
     def __init__(self, params: Iterable[Any] | Mapping[str, Tensor]) -> None:
-        self.names, self.tensors = _named(params)
+        self.names, self.given = _named(params)
+        self.wholes = Wholes(self.given, self.names)
+        self.tensors = self.wholes.tensors
         self.places: dict[Any, list[int]] = {}  # by storage
+        self.parts: dict[Any, str] = {}  # likewise, of what is shared out: its name
 
     def at(self, tensors: list[Tensor]) -> Parameters:
         """The same ones in other tensors: those of a captured program, or of its trace."""
         other = copy.copy(self)
-        other.tensors = tensors
+        other.tensors = other.given = tensors
         other.refresh()
         return other
 
     def __getstate__(self) -> dict[str, Any]:
         """For copy and pickle: where memory is, is found again."""
-        return self.__dict__ | {"places": {}}
+        return self.__dict__ | {"places": {}, "parts": {}}
+
+    @property
+    def everywhere(self) -> tuple[list[Tensor], list[str]]:
+        """Those that every process has, with their names."""
+        found = [one for one in zip(self.given, self.names, strict=True) if not is_shared_out(one[0])]
+        return [tensor for tensor, _ in found], [name for _, name in found]
 
     @contextlib.contextmanager
     def apart(self) -> Iterator[Callable[[], list[Tensor]]]:
@@ -47,7 +61,9 @@ class Parameters:
             tensor.grad = None
 
         def found() -> list[Tensor]:
-            return [torch.zeros_like(tensor) if tensor.grad is None else tensor.grad for tensor in self.tensors]
+            grads = [torch.zeros_like(tensor) if tensor.grad is None else tensor.grad for tensor in self.tensors]
+            # FSDP may gather in a shorter dtype
+            return [grad.to(given.dtype) for grad, given in zip(grads, self.given, strict=True)]
 
         try:
             yield found
@@ -55,13 +71,39 @@ class Parameters:
             for tensor, grad in zip(self.tensors, kept, strict=True):
                 tensor.grad = grad
 
+    @property
+    def kept_apart(self) -> int:
+        """How many bytes :meth:`apart` takes: those of every ``.grad`` that there is already."""
+        return sum(tensor.grad.nbytes for tensor in self.tensors if tensor.grad is not None)
+
     def accumulate(self, gradients: Iterable[Tensor]) -> None:
         """Add to every ``.grad``."""
+        for number, gradient in enumerate(gradients):
+            self.add(number, gradient)
+
+    def add(self, number: int, gradient: Tensor) -> None:
+        """Add the gradient of a whole parameter to ``.grad``, of a shared one the part that this process has."""
+        given = self.given[number]
+        if is_shared_out(given):
+            part = like_part(given, part_of(gradient, given).to(given.dtype))
+            given.grad = part if given.grad is None else given.grad.add_(part)
+        else:
+            accumulate(given, gradient)
+
+    def hand_over(self, gradients: Iterable[Tensor | None]) -> None:
+        """The same with what was in ``.grad`` :meth:`apart`, which becomes ``.grad`` itself where there is none."""
         for tensor, gradient in zip(self.tensors, gradients, strict=True):
-            accumulate(tensor, gradient)
+            if tensor.grad is None:
+                tensor.grad = gradient
+            elif gradient is not None:
+                tensor.grad.add_(gradient)
 
     def refresh(self) -> None:
         """Look where the parameters' memory is now: ``.data`` may have been assigned."""
+        if self.wholes.any:
+            self.tensors = self.wholes.tensors
+            parts = zip(self.given, self.names, strict=True)
+            self.parts = {own(one).untyped_storage(): name for one, name in parts if is_shared_out(one)}
         self.places = {}
         for index, tensor in enumerate(self.tensors):
             self.places.setdefault(tensor.untyped_storage(), []).append(index)
@@ -74,11 +116,18 @@ class Parameters:
                 return index
         return None
 
+    def check_whole(self, tensor: Tensor) -> None:
+        """Raise where ``tensor`` is a process's part of a parameter."""
+        name = self.parts.get(tensor.untyped_storage())
+        if name is not None:
+            raise UnsupportedProgram(
+                f"the program reads this process's part of {name}, a sharded parameter; expected one that reads it "
+                "through the modules that it belongs to, which gather it."
+            )
+
     def hooked(self) -> list[str]:
         """The names of those with hooks for their gradients."""
-        return [
-            name for name, tensor in zip(self.names, self.tensors, strict=True) if _torch.has_gradient_hooks(tensor)
-        ]
+        return [name for name, tensor in zip(self.names, self.given, strict=True) if _torch.has_gradient_hooks(tensor)]
 
     def touched(self, tensor: Tensor) -> list[str]:
         """The names of the parameters that have an element in common with ``tensor``."""
@@ -97,7 +146,7 @@ def _named(params: Iterable[Any] | Mapping[str, Tensor]) -> tuple[list[str], lis
 def _leaves(params: Iterable[Any] | Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
     if isinstance(params, Tensor):
         raise TypeError("params is a tensor; expected tensors, a mapping of names to tensors, or named_parameters().")
-    return [(name, check_leaf(tensor, name)) for name, tensor in _pairs(params)]
+    return [(name, check_leaf(tensor, name, parts=True)) for name, tensor in _pairs(params)]
 
 
 def _pairs(params: Iterable[Any] | Mapping[str, Tensor]) -> list[tuple[str, Any]]:

@@ -307,6 +307,8 @@ class WatchMode(JetMode):
                 return _PARAMETER
             if self._parameters.touched(tensor):
                 return _MORE
+        if self._parameters.parts:
+            self._parameters.check_whole(tensor)
         return self._kinds.get(storage, _DATA)
 
     def _mark(self, out: Any, kind: str) -> None:

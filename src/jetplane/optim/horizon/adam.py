@@ -15,6 +15,8 @@ from torch import Tensor
 from ...ad import _torch
 from ...ad.run.auxiliary import split_aux
 from ...ad.run.casting import casts_around, uncast
+from ...ad.run.parts import is_shared_out, own, whole_like
+from ...ad.run.passes import Gathered
 from ...ad.run.replay import Replay
 from ...compiler.several import alone, entries, stacked
 from ...gradients import ForwardGradient
@@ -22,10 +24,11 @@ from ...parallel.crew import Crew
 from ...solvers import Status
 from ..moving import listed, number_of
 from . import eigenbasis
-from .adam_step import PATH, Course, LookBack, MovingLeaf, Rules, fresh, look_back, take
+from .adam_step import PATH, Course, LookBack, MovingLeaf, Rules, clipped, fresh, look_back, take
 from .calls import LossCall, calls_of, cast, losses_of, mean_of
 from .compiled_adam import CompiledAdam, Steps
 from .forgetting import Forgetting
+from .held_parts import ALL_HERE, AllHere, held_parts
 from .low_lr import LowLr, refuse_positional
 from .path import Along, Path
 
@@ -34,7 +37,7 @@ __all__ = ["HorizonAdam", "HorizonReport"]
 _OWN = (
     *("every", "power", "clip", "compile", "eps", "forget", "rotate", "estimate"),
     *("_leaves", "_path", "_forgetting", "_calls", "_numbers", "_evaluating", "_crew"),
-    *("_options", "_begun", "_new", "_low_lr"),
+    *("_options", "_begun", "_new", "_low_lr", "_parts"),
 )
 
 
@@ -66,7 +69,8 @@ class HorizonAdam(torch.optim.Optimizer):
 
     ``step(loss_fn, *batch)``, where ``loss_fn`` returns one loss for each sample (B,). The gradient is estimated by
     ``samples`` activation tangents of each sample (:class:`jetplane.ForwardGradient`; by default 8 to 32, the more the
-    smaller the batch is beside a sample's activations), and shaped as Adam's along the axes in which the entries of a
+    smaller the batch is beside a sample's activations), of samples drawn by the slopes of their losses
+    (``resample=False`` takes each of them once), and shaped as Adam's along the axes in which the entries of a
     weight's gradient are not correlated: d (:mod:`~jetplane.optim.horizon.eigenbasis`; ``rotate=False`` keeps the
     entries' own axes). How far to go is measured: with theta_H the mean of the parameters over a trailing horizon of H
     steps, and m = theta - theta_H,
@@ -117,6 +121,7 @@ class HorizonAdam(torch.optim.Optimizer):
     estimate: ForwardGradient  # these are made where there are parameters that move, and anew where others come later
     _path: Path
     _forgetting: Forgetting
+    _parts: AllHere = ALL_HERE
     _compiled: CompiledAdam | None
 
     def __init__(
@@ -135,6 +140,7 @@ class HorizonAdam(torch.optim.Optimizer):
         forget: float = 2.0,
         rotate: bool = True,
         seed: int = 0,
+        resample: bool = True,
         compile: bool = False,
         process_group: Any = None,
         check_every: int | None = 100,
@@ -158,16 +164,16 @@ class HorizonAdam(torch.optim.Optimizer):
         self._low_lr = LowLr()
         self._low_lr.given(self.param_groups)
         self._crew = Crew(process_group, check_every, type(self).__name__)
-        if compile and self._crew.processes is not None:
+        if compile and self._crew.shares_directions:
             raise ValueError(
-                "compile is True and there is a process_group; the exchange between processes cannot be captured, "
-                "expected compile=False."
+                "compile is True and process_group is a DeviceMesh whose processes share tangents; expected "
+                "compile=False, or a ProcessGroup."
             )
         self._calls = 0
         self._report: HorizonReport | None = None
         self._evaluating = False
         self.compile, self._compiled = compile, None
-        self._options = {"samples": samples, "seed": seed, "capturable": compile, **options}
+        self._options = {"samples": samples, "seed": seed, "resample": resample, **options}
         self._leaves: list[Tensor] = []
         self._begun: list[int] = []  # for each leaf, the number of steps that were taken without it
         self._new: list[Tensor] = []  # leaves that the next step is the first for
@@ -225,7 +231,9 @@ class HorizonAdam(torch.optim.Optimizer):
         for leaf in self._leaves:
             if not leaf.requires_grad:  # should it move again, it begins anew
                 del self.state[leaf], begun[id(leaf)]
-        turned = eigenbasis.affordable(leaves) if self.rotate else set[int]()
+        turned = eigenbasis.affordable([whole_like(leaf.detach()) for leaf in leaves]) if self.rotate else set[int]()
+        self._crew.check_shared_out(leaves, _labels(leaves), type(self).__name__)
+        self._parts = held_parts(leaves, turned, self._crew.processes)
         for place, leaf in enumerate(leaves):
             if leaf not in self.state:
                 self.state[leaf] = fresh(leaf, place in turned)
@@ -234,6 +242,8 @@ class HorizonAdam(torch.optim.Optimizer):
         shared = {"step": step, "process_group": self._crew.given, "check_every": None}
         self.estimate = ForwardGradient(leaves, **self._options | shared)
         self.estimate.crew.trust()  # this one looks
+        if self.compile:
+            self.estimate.count_on_device()
         self._begun = [begun.get(id(leaf), taken) for leaf in leaves]
         self._leaves, self._path, self._forgetting = leaves, Path(leaves, self._crew), forgetting
         return True
@@ -259,12 +269,13 @@ class HorizonAdam(torch.optim.Optimizer):
             ((function, given),) = calls
             reports = self._compiled_steps(function, alone(given), 1, has_aux)
             if reports is not None:
+                self._crew.check(self._calls, self._leaves)
                 return reports.loss[0]
         self.zero_grad(set_to_none=False)
         casts = casts_around(self._numbers.device)
         with uncast(casts):
             loss = self._step(cast(calls, casts), has_aux)
-        self._crew.check(self._calls, self._leaves)
+        self._crew.check(self._calls, [leaf for leaf in self._leaves if not is_shared_out(leaf)])
         return loss
 
     @_torch.apart_from_graphs
@@ -275,7 +286,7 @@ class HorizonAdam(torch.optim.Optimizer):
         The same as as many calls of :meth:`step`. With ``compile`` on CUDA the host only launches them.
         """
         count = entries(closure, batches)
-        if self.compile and self._prepare():
+        if self.compile and self._crew.processes is None and self._prepare():
             reports = self._compiled_steps(closure, batches, count, has_aux)
             if reports is not None:
                 self._opt_called = True  # torch's schedulers look whether there was a step before theirs
@@ -288,15 +299,17 @@ class HorizonAdam(torch.optim.Optimizer):
         return _report_of([*map(torch.stack, numbers)], _torch.pytree.tree_map(stacked, *aux) if has_aux else None)
 
     def _step(self, calls: list[LossCall], has_aux: bool) -> Tensor:
-        losses, held, rules = partial(losses_of, calls, has_aux), self._held(), self._rules
+        held, rules = self._held(), self._rules
         seen = None
         if self._calls and self._calls % self.every == 0:
             self._refresh(self._calls)
-            seen = LookBack(look_back(held, losses, self._replay()))
-        loss, aux = self._estimated(calls, has_aux)
-        self._clip()
-        first = None if self._calls else partial(self._along, losses)
-        self._report = HorizonReport(loss, *take(rules, held, loss, self._grads(), seen, first), aux)
+            with self._gathered():
+                seen = LookBack(look_back(held, self._losses(calls, has_aux), self._replay()))
+        with self._gathered():  # anew: a look back may have moved them
+            loss, aux = self._estimated(calls, has_aux)
+            self._clip()
+            first = None if self._calls else partial(self._along, calls, has_aux)
+            self._report = HorizonReport(loss, *take(rules, held, loss, self._grads(), seen, first), aux)
         self._new.clear()
         self._calls += 1
         return loss
@@ -349,16 +362,37 @@ class HorizonAdam(torch.optim.Optimizer):
         for leaf, begun in zip(self._leaves, self._begun, strict=True):
             group, new = groups[leaf], any(leaf is one for one in self._new)
             numbers = group["lr"], group["weight_decay"], group["rate"], tuple(group["betas"])
-            leaves.append(MovingLeaf(leaf, self.state[leaf], *numbers, begun, new))
-        return Course(leaves, self._numbers, self._forgetting, self._path)
+            state = {name: own(tensor) for name, tensor in self.state[leaf].items()}
+            leaves.append(MovingLeaf(own(leaf), state, *numbers, begun, new))
+        return Course(leaves, self._numbers, self._forgetting, self._path, self._parts)
+
+    @contextlib.contextmanager
+    def _gathered(self) -> Iterator[None]:
+        """Inside, every process has the parameters whole that they share out, as the parts are now."""
+        if self._parts is ALL_HERE:
+            yield
+            return
+        wholes = self.estimate.wholes
+        with wholes.gathered():
+            self._path.at(wholes.tensors)
+            yield
 
     def _refresh(self, calls: int) -> None:
         """Find the axes of Adam's scales anew, if that is due at the step that measures after so many."""
         if eigenbasis.is_due(calls // self.every):
-            eigenbasis.refresh(self.state[leaf] for leaf in self._leaves)
+            states = ({name: own(one) for name, one in self.state[leaf].items()} for leaf in self._leaves)
+            eigenbasis.refresh(states)
 
-    def _along(self, losses: Callable[[], Tensor], directions: Sequence[Tensor]) -> Along:
-        return self._path.along(losses, directions, self._replay())
+    def _along(self, calls: list[LossCall], has_aux: bool, directions: Sequence[Tensor]) -> Along:
+        return self._path.along(self._losses(calls, has_aux), self._parts.wholes(directions), self._replay())
+
+    def _losses(self, calls: list[LossCall], has_aux: bool) -> list[Callable[[], Tensor]]:
+        """The losses of a step, in the parts that the estimate takes its batch in."""
+        parts = [calls]
+        if len(calls) == 1:
+            ((function, batch),) = calls
+            parts = [[LossCall(function, part)] for part in self.estimate.parts(function, *batch)]
+        return [partial(losses_of, part, has_aux) for part in parts]
 
     def _replay(self) -> Replay:
         return Replay([leaf.device for leaf in self._leaves])
@@ -446,8 +480,8 @@ class HorizonAdam(torch.optim.Optimizer):
             return False
         self._low_lr.see(self.param_groups)
         if not self._crew.quiet:
-            labels = [f"parameter {number}" for number in range(len(self._leaves))]
-            self._crew.begin(self._facts, self._calls, self._leaves, labels)
+            whole = [one for one in zip(self._leaves, _labels(self._leaves), strict=True) if not is_shared_out(one[0])]
+            self._crew.begin(self._facts, self._calls, [leaf for leaf, _ in whole], [label for _, label in whole])
         return True
 
     def _facts(self) -> dict[str, Any]:
@@ -475,19 +509,24 @@ class HorizonAdam(torch.optim.Optimizer):
         """The gradient's length, in ``.grad``."""
         if callable(self.clip):
             self.clip(self._leaves)
-        elif self.clip is not None:
+        elif self.clip is not None and self._parts is ALL_HERE:
             torch.nn.utils.clip_grad_norm_(self._leaves, self.clip)
+        elif self.clip is not None:
+            grads = self._grads()
+            for grad, short in zip(grads, clipped(grads, self.clip, self._parts), strict=True):
+                grad.copy_(short)
 
     def _grads(self) -> list[Tensor]:
         """What the estimate left, zero for what the losses do not depend on."""
-        return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in self._leaves]
+        return [torch.zeros_like(own(leaf)) if leaf.grad is None else own(leaf.grad) for leaf in self._leaves]
 
     def _swap(self) -> None:
-        for leaf in self._leaves:
-            average = self.state[leaf]["average"]
-            kept = leaf.clone()
-            leaf.copy_(average)
-            average.copy_(kept)
+        with Gathered.of(self._leaves):  # what FSDP has gathered is of the parts before
+            for leaf in self._leaves:
+                here, average = own(leaf), own(self.state[leaf]["average"])
+                kept = here.clone()
+                here.copy_(average)
+                average.copy_(kept)
         self._evaluating = not self._evaluating
 
 
@@ -514,8 +553,14 @@ def _check_group(group: dict[str, Any]) -> None:
     for number, beta in enumerate(betas):
         _check(f"betas[{number}]", beta, below=1.0)
     for leaf in group["params"]:
+        if leaf.device.type == "meta":
+            raise ValueError("a parameter is on meta, where there are no numbers; expected it on another device.")
         if leaf.device.type == "mps":
             raise ValueError("a parameter is on mps, which has no float64 for the path; expected the CPU or CUDA.")
+
+
+def _labels(leaves: Sequence[Tensor]) -> list[str]:
+    return [f"parameter {number}" for number in range(len(leaves))]
 
 
 def _plain(value: Any) -> Any:

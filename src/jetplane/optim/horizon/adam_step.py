@@ -8,19 +8,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ...ad.run.parts import whole_like
 from ...ad.run.replay import Replay
 from ...ad.run.replay_traced import ReplayTraced
 from . import bunches, eigenbasis
 from .bunches import all_finite
 from .forgetting import Forgetting
+from .held_parts import ALL_HERE, AllHere
 from .path import Along, Path
 
-__all__ = ["PATH", "Course", "LookBack", "MovingLeaf", "Rules", "StepTaken", "clipped", "fresh", "look_back", "take"]
+__all__ = [
+    "PATH",
+    "Course",
+    "LookBack",
+    "MovingLeaf",
+    "Rules",
+    "StepTaken",
+    "clipped",
+    "fresh",
+    "look_back",
+    "return_",
+    "take",
+]
 
 _GAIN = 2.0  # e-foldings of the rate within a horizon, at most
 _SHORTEST = 20.0  # steps: horizon at the start
@@ -66,11 +81,17 @@ class Course:
     numbers: Tensor  # (5,) of the path
     forgetting: Forgetting
     path: Path
+    parts: AllHere = ALL_HERE
 
     @property
     def tensors(self) -> list[Tensor]:
         """The parameters."""
         return [leaf.tensor for leaf in self.leaves]
+
+    @property
+    def trail(self) -> list[Tensor]:
+        """The trailing means of the parameters, whole."""
+        return self.parts.wholes([leaf.state["trail"] for leaf in self.leaves])
 
 
 class LookBack(NamedTuple):
@@ -92,11 +113,11 @@ def fresh(leaf: Tensor, rotate: bool) -> dict[str, Tensor]:
     """What is kept for a parameter, before the first step."""
     start = leaf.detach()
     zeros = torch.zeros_like(start)
-    axes = eigenbasis.fresh(leaf) if rotate else {}
+    axes = eigenbasis.fresh(whole_like(start)) if rotate else {}
     return {"exp_avg": zeros, "exp_avg_sq": zeros.clone(), "trail": start.clone(), "average": start.clone(), **axes}
 
 
-def clipped(grads: Sequence[Tensor], most: float | None) -> Sequence[Tensor]:
+def clipped(grads: Sequence[Tensor], most: float | None, parts: AllHere = ALL_HERE) -> Sequence[Tensor]:
     """Gradients of a norm of at most ``most``, all together, as ``torch.nn.utils.clip_grad_norm_`` has them.
 
     Example:
@@ -105,22 +126,27 @@ def clipped(grads: Sequence[Tensor], most: float | None) -> Sequence[Tensor]:
     """
     if most is None:
         return grads
-    total = torch.nn.utils.get_total_norm(list(grads))
+    total = parts.norm(grads)
     factor = (most / (total + 1e-6)).clamp(max=1.0)
     return [grad * factor.to(grad) for grad in grads]
 
 
-def look_back(held: Course, losses: Callable[[], Tensor], replay: AnyReplay) -> Along:
-    """Measure the path from the trailing mean to here, and go back there where the parameters were thrown far off.
+def look_back(held: Course, losses: Sequence[Callable[[], Tensor]], replay: AnyReplay) -> Along:
+    """Measure the path from the trailing mean to here, and :func:`return_` there where it was too far."""
+    seen = held.path.since(held.trail, losses, replay)
+    return_(held, seen)
+    return seen
+
+
+def return_(held: Course, seen: Along) -> None:
+    """Go back to the trailing mean where the parameters were thrown far off.
 
     To halve the rate alone would not do: they would stay where they are, and the rate be halved again and again.
     """
-    seen = held.path.since([leaf.state["trail"] for leaf in held.leaves], losses, replay)
     thrown = _thrown(held, seen)
     for leaf, state, *_ in held.leaves:
         leaf.copy_(torch.where(thrown, state["trail"], leaf))
         state["exp_avg"].copy_(torch.where(thrown, 0.0, state["exp_avg"]))
-    return seen
 
 
 def take(
@@ -132,10 +158,10 @@ def take(
     first: Callable[[Sequence[Tensor]], Along] | None = None,
 ) -> StepTaken:
     """Move by an estimate of the gradient, after what was ``seen`` of the path; ``first`` measures the first step."""
-    taken = torch.isfinite(loss) & all_finite(list(grads))
+    taken = held.parts.everywhere(torch.isfinite(loss) & all_finite(list(grads)))
     held.numbers[_COUNT] += taken
     if rules.forget:
-        held.forgetting.see(held.tensors, grads, _horizon(held), taken)
+        held.forgetting.see(held.tensors, grads, _horizon(held), taken, held.parts)
     directions: Iterable[Directed] = _directions(rules, held, grads, taken, first is not None)
     if first is not None:
         directions = list(directions)  # else they are made bunch by bunch, as the parameters move
@@ -154,15 +180,15 @@ def _directions(
     """Adam's directions, downhill, by bunch: the places of its parameters, and theirs."""
     share, corrections = 1 / _horizon(held), dict[Any, tuple[Tensor, Tensor]]()
     kinds = (_kind(held, place) for place in range(len(held.leaves)))
-    sizes = (leaf.tensor.nbytes + eigenbasis.held(leaf.state) for leaf in held.leaves)
-    for places in bunches.bunches(held.tensors, kinds, sizes):
+    for places in bunches.bunches(held.tensors, kinds, _bytes(held)):
         some, found = [held.leaves[place] for place in places], [grads[place] for place in places]
         first, second = some[0].betas
         alike = some[0].begun, first, second
         if alike not in corrections:
             count = held.numbers[_COUNT] - some[0].begun
             corrections[alike] = 1 - first**count, (1 - second**count).sqrt()
-        eigenbasis.see([leaf.state for leaf in some], found, share, taken)
+        sums = [partial(held.parts.moment, place=place) for place in places]
+        eigenbasis.see([leaf.state for leaf in some], found, share, taken, sums)
         fresh_ones = [leaf.state for leaf in some if is_first or leaf.new]
         if fresh_ones:
             eigenbasis.refresh(fresh_ones)
@@ -174,6 +200,13 @@ def _kind(held: Course, place: int) -> Any:
     leaf = held.leaves[place]
     numbers = leaf.lr, leaf.decay, leaf.rate, *leaf.betas, leaf.begun
     return held.forgetting.pulls(place), *(id(one) if isinstance(one, Tensor) else one for one in numbers)
+
+
+def _bytes(held: Course) -> list[int]:
+    """What each parameter takes in a bunch. Of parts all processes must take the same order: one by one."""
+    if held.parts is not ALL_HERE:
+        return [bunches.AT_ONCE] * len(held.leaves)
+    return [leaf.tensor.nbytes + eigenbasis.held(leaf.state) for leaf in held.leaves]
 
 
 def _in_order(directions: Iterable[Directed]) -> list[Tensor]:
@@ -192,7 +225,9 @@ def _direction(
     bunches.keep(taken, _lerped(means, turned, 1 - first), means)
     bunches.keep(taken, _lerped(squares, bunches.times(turned, turned), 1 - second), squares)
     del turned
-    sizes = bunches.sizes(squares, corrections[1].to(squares[0]), max(rules.eps, _least(squares[0].dtype)))
+    sizes = bunches.sizes(squares, corrections[1].to(squares[0]))
+    sizes = [eigenbasis.floored(state, size) for state, size in zip(states, sizes, strict=True)]
+    bunches.plus(sizes, max(rules.eps, _least(squares[0].dtype)))
     found = bunches.against(bunches.divided(means, corrections[0].to(means[0])), sizes)
     return [eigenbasis.back(state, one) for state, one in zip(states, found, strict=True)]
 
@@ -228,7 +263,7 @@ def _follow(rules: Rules, held: Course, seen: LookBack) -> None:
 
 def _first_rate(held: Course, along: Along) -> Tensor:
     best = along.best
-    size = torch.stack([leaf.tensor.abs().mean(dtype=torch.float64) for leaf in held.leaves]).mean()
+    size = held.parts.sizes(held.tensors).mean()
     # where the batch has no best step along this direction: one that changes the parameters by little
     rate = torch.where(torch.isfinite(best) & (best > 0), _CAUTIOUS * best, 1e-4 * size + 1e-8)
     # a model of the loss that holds for so small parameters alone says nothing of so long a step: of inputs or

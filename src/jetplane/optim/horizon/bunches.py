@@ -14,6 +14,7 @@ from torch import Tensor
 from ...ad import _torch
 
 __all__ = [
+    "AT_ONCE",
     "against",
     "all_finite",
     "bunches",
@@ -28,7 +29,7 @@ __all__ = [
     "times",
 ]
 
-_AT_ONCE = 1 << 24  # bytes of one bunch, unless one parameter alone has more
+AT_ONCE = 1 << 24  # bytes of one bunch, unless one parameter alone has more
 _MANY = list[Tensor] | tuple[Tensor, ...]
 
 
@@ -44,8 +45,8 @@ def bunches(leaves: _MANY, kinds: Iterable[Hashable], counts: Iterable[int]) -> 
     last: dict[Hashable, tuple[list[int], int]] = {}  # by kind: the last bunch, and its bytes
     for place, (leaf, kind, size) in enumerate(zip(leaves, kinds, counts, strict=True)):
         key = kind, leaf.dtype, leaf.device
-        places, so_far = last.get(key, ([], _AT_ONCE))
-        if so_far + size > _AT_ONCE:
+        places, so_far = last.get(key, ([], AT_ONCE))
+        if so_far + size > AT_ONCE:
             places, so_far = [], 0
             found.append(places)
         places.append(place)
@@ -79,9 +80,11 @@ def divided(ones: _MANY, number: Tensor) -> list[Tensor]:
     return [one / number for one in ones] if _traced(ones[0]) else list(torch._foreach_div(ones, number))
 
 
-def plus(ones: _MANY, others: _MANY) -> _MANY:
-    """Each and its own one, in place."""
+def plus(ones: _MANY, others: _MANY | float) -> _MANY:
+    """Each and its own one, or a number, in place."""
     if _traced(ones[0]):
+        if isinstance(others, float):
+            return [one.add_(others) for one in ones]
         return [one.add_(other) for one, other in zip(ones, others, strict=True)]
     torch._foreach_add_(ones, others)
     return ones
@@ -94,13 +97,12 @@ def lerped(means: _MANY, new: _MANY, share: float | Tensor) -> list[Tensor]:
     return list(torch._foreach_lerp(means, new, share))
 
 
-def sizes(squares: _MANY, correction: Tensor, least: float) -> list[Tensor]:
-    """sqrt(square) / correction + least."""
+def sizes(squares: _MANY, correction: Tensor) -> list[Tensor]:
+    """sqrt(square) / correction."""
     if _traced(squares[0]):
-        return [square.sqrt().div_(correction).add_(least) for square in squares]
+        return [square.sqrt().div_(correction) for square in squares]
     found = list(torch._foreach_sqrt(squares))
     torch._foreach_div_(found, correction)
-    torch._foreach_add_(found, least)
     return found
 
 

@@ -18,7 +18,7 @@ eigenvalues stay what they were.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from torch import Tensor
 
 from .bunches import finite
 
-__all__ = ["affordable", "away", "back", "fresh", "held", "is_due", "refresh", "see"]
+__all__ = ["affordable", "away", "back", "floored", "fresh", "held", "is_due", "refresh", "see"]
 
 log = logging.getLogger("jetplane")
 
@@ -34,6 +34,7 @@ _WIDEST = 1024  # inputs; more of them keep their own axes
 _LEAST, _TIMES = 1 << 24, 4  # numbers of all moments and axes: that many, or so many times the parameters
 _ITERATIONS = 2  # of each refresh
 _AT_ONCE = 1 << 25  # bytes of axes that are turned together, unless those of one weight have more
+_SMALLEST = 1e-5  # scale, of the largest one of its output
 _SHIFT = 1e-3  # of the trace of the moment: axes that have less of it than that are hardly turned
 
 State = Mapping[str, Any]  # of a parameter
@@ -82,16 +83,34 @@ def affordable(leaves: Sequence[Tensor]) -> set[int]:
     return found
 
 
-def see(states: Sequence[State], grads: Sequence[Tensor], share: Tensor, taken: Tensor) -> None:
-    """Take gradients of a bunch into the means, with a weight of ``share``, if the step is ``taken``."""
-    seen = [(state["moment"], grad.flatten(1)) for state, grad in zip(states, grads, strict=True) if "moment" in state]
+def see(
+    states: Sequence[State],
+    grads: Sequence[Tensor],
+    share: Tensor,
+    taken: Tensor,
+    summed: Sequence[Callable[[Tensor], Tensor]] | None = None,
+) -> None:
+    """Take gradients of a bunch into the means, with a weight of ``share``, if the step is ``taken``.
+
+    Of some rows of a gradient here, its ``summed`` adds what others have of the rest.
+    """
+    sums = [_here] * len(states) if summed is None else summed
+    seen = [
+        (state["moment"], add, grad.flatten(1))
+        for state, grad, add in zip(states, grads, sums, strict=True)
+        if "moment" in state
+    ]
     if not seen:
         return
-    found = [rows.T @ rows for _, rows in seen]
+    found = [add(rows.T @ rows) for _, add, rows in seen]
     known = (taken & finite(found)).unbind()  # a finite gradient may have a square that is not
     share = share.to(found[0])
-    for (moment, _), one, at_hand in zip(seen, found, known, strict=True):
+    for (moment, *_), one, at_hand in zip(seen, found, known, strict=True):
         moment.lerp_(torch.where(at_hand, one, moment), share)
+
+
+def _here(found: Tensor) -> Tensor:
+    return found
 
 
 def held(state: State) -> int:
@@ -170,3 +189,15 @@ def away(state: State, values: Tensor) -> Tensor:
 def back(state: State, values: Tensor) -> Tensor:
     """The inverse of :func:`away`."""
     return (values.flatten(1) @ state["basis"].T).view_as(values) if "basis" in state else values
+
+
+def floored(state: State, sizes: Tensor) -> Tensor:
+    """Adam's scales along the axes, none of them tiny beside the others of its output.
+
+    A gradient has nothing but rounding errors along the axes of an input that is zero, and little more where there were
+    fewer gradients than inputs: divided by their size, they would be as long a step as any.
+    """
+    if "basis" not in state:
+        return sizes
+    least = _SMALLEST * sizes.flatten(1).amax(1)
+    return torch.maximum(sizes, least.view(-1, *(1,) * (sizes.ndim - 1)))

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from .held_parts import ALL_HERE, AllHere
+
 __all__ = ["Forgetting"]
 
 _SURE = 2.0  # standard errors: a loss that falls so surely with a weight's length keeps it from the pull
@@ -44,11 +46,19 @@ class Forgetting:
             if id(leaves[position]) in seen:
                 self.slopes[:, column] = other.slopes[:, seen[id(leaves[position])]]
 
-    def see(self, leaves: Sequence[Tensor], grads: Sequence[Tensor], horizon: Tensor, taken: Tensor) -> None:
+    def see(
+        self,
+        leaves: Sequence[Tensor],
+        grads: Sequence[Tensor],
+        horizon: Tensor,
+        taken: Tensor,
+        parts: AllHere = ALL_HERE,
+    ) -> None:
         """Take the slopes along the weights into their means over the ``horizon``, if the step is ``taken``."""
         if not self._pulled:
             return
         slope = torch.stack([_product(leaves[position], grads[position]) for position in self._pulled])
+        slope = parts.products(slope, self._pulled)
         found = torch.stack([slope, slope * slope])
         self.slopes.copy_(torch.where(taken, torch.lerp(self.slopes, found, 1 / horizon), self.slopes))
 

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,6 +34,13 @@ class Along(NamedTuple):
     back: Tensor  # (): the curvature of the parabola with f(theta), this slope and f(theta - m); 0 if not looked at
     rise: Tensor  # (): f(theta) - f(theta - m), inf where only the latter is finite; the slope if not looked at
 
+    @staticmethod
+    def of(numbers: Tensor) -> Along:
+        """From the mean loss, its slope and its curvature at c = 0, and the mean loss at c = -1, (4,)."""
+        loss, slope, curvature, other = numbers.unbind()
+        rise = torch.where(torch.isfinite(other) & ~torch.isfinite(loss), torch.inf, loss - other)
+        return Along(slope, curvature.abs(), (2 * (other - loss + slope)).clamp_min(0), rise)
+
     @property
     def best(self) -> Tensor:
         """The c with the least loss, by the larger one of the curvatures."""
@@ -52,65 +59,77 @@ class _Since:
         return (self.leaves[position].detach() - self.places[position]).unsqueeze(0)[start:stop]
 
 
+Losses = Callable[[], Tensor]
+
+
 class Path:
-    """Measures the losses of a function along directions from where the leaves are."""
+    """Measures the losses of a function along directions from where the leaves are.
+
+    The losses (B,) of a batch may be those of several functions, each of some samples: one is run after the other, and
+    all that is held is what one of them needs.
+    """
 
     def __init__(self, leaves: Sequence[Tensor], crew: Crew | None = None) -> None:
         self._leaves, self._crew = leaves, crew
         self._curvature: Curvature = GaussNewton()
-        self._count = 1  # losses of the last pass
 
-    def along(self, losses: Callable[[], Tensor], direction: Sequence[Tensor], replay: Replay | ReplayTraced) -> Along:
-        """What ``losses`` (B,) do along ``direction``. Random numbers, buffers and leaves stay as they are."""
-        return self._seen(losses, Given([part.unsqueeze(0) for part in direction]), replay, None)
+    def at(self, leaves: Sequence[Tensor]) -> None:
+        """From now on the leaves are these, as after they were gathered anew."""
+        self._leaves = leaves
 
-    def since(self, places: Sequence[Tensor], losses: Callable[[], Tensor], replay: Replay | ReplayTraced) -> Along:
-        """What ``losses`` (B,) do along the way from other ``places`` of the leaves to here, and are there.
+    def along(self, losses: Sequence[Losses], direction: Sequence[Tensor], replay: Replay | ReplayTraced) -> Along:
+        """What ``losses`` do along ``direction``. Random numbers, buffers and leaves stay as they are."""
+        return Along.of(self._numbers(losses, Given([part.unsqueeze(0) for part in direction]), replay, None))
+
+    def since(self, places: Sequence[Tensor], losses: Sequence[Losses], replay: Replay | ReplayTraced) -> Along:
+        """What ``losses`` do along the way from other ``places`` of the leaves to here, and are there.
 
         No copy of all leaves is made: neither of the way, nor to go there and come back.
         """
-        return self._seen(losses, _Since(self._leaves, places), replay, places)
+        return Along.of(self.numbers(places, losses, replay))
+
+    def numbers(self, places: Sequence[Tensor], losses: Sequence[Losses], replay: Replay | ReplayTraced) -> Tensor:
+        """What :meth:`since` is made of, means over the samples of ``losses``: see :meth:`Along.of`."""
+        return self._numbers(losses, _Since(self._leaves, places), replay, places)
 
     @torch.no_grad()
-    def _seen(
+    def _numbers(
         self,
-        losses: Callable[[], Tensor],
+        losses: Sequence[Losses],
         direction: Directions,
         replay: Replay | ReplayTraced,
         places: Sequence[Tensor] | None,
-    ) -> Along:
+    ) -> Tensor:
         try:
-            with self._told():
-                numbers = self._measure(replay, losses, direction)
-                other = None if places is None else self._back(replay, losses, places)
-            loss, slope, curvature, other = self._averaged(numbers, other)
+            with self.told():
+                numbers, counts = zip(*(self._measure(replay, one, direction) for one in losses), strict=True)
+                others = None if places is None else self._back(replay, losses, places)
+            found = [_mean(each, counts) for each in zip(*numbers, strict=True)]
+            other = found[0] - found[1] if others is None else _mean(others, counts)
+            return self.averaged(torch.stack([*found, other]), sum(counts))
         finally:
             replay.rewind()
-        curvature = curvature.abs()
-        rise = torch.where(torch.isfinite(other) & ~torch.isfinite(loss), torch.inf, loss - other)
-        return Along(slope, curvature, (2 * (other - loss + slope)).clamp_min(0), rise)
 
-    def _told(self) -> contextlib.AbstractContextManager[None]:
+    def told(self) -> contextlib.AbstractContextManager[None]:
         """Around what may fail: the other processes are told."""
         group = None if self._crew is None else self._crew.processes
         return contextlib.nullcontext() if group is None else group.telling(_SAID, _WHAT)
 
-    def _averaged(self, numbers: list[Tensor], other: Tensor | None) -> list[Tensor]:
-        """Loss, slope, curvature and the loss at the other end, the mean over the samples of all processes."""
-        loss, slope, _ = numbers
-        found = [*numbers, loss - slope if other is None else other]
+    def averaged(self, numbers: Tensor, count: int) -> Tensor:
+        """The numbers (4,), means over ``count`` samples here, as means over the samples of all processes."""
         group = None if self._crew is None else self._crew.processes
         if group is None:
-            return found
-        mine = torch.stack([torch.ones_like(loss), *found]).cpu() * self._count
+            return numbers
+        mine = torch.cat([numbers.new_ones(1), numbers]).cpu() * count
         total, *others = group.gather(mine, _WHAT)
         for record in others:
             total = total + record
-        return list((total[1:] / total[0]).to(loss.device).unbind())
+        return (total[1:] / total[0]).to(numbers.device)
 
     def _measure(
-        self, replay: Replay | ReplayTraced, losses: Callable[[], Tensor], direction: Directions
-    ) -> list[Tensor]:
+        self, replay: Replay | ReplayTraced, losses: Losses, direction: Directions
+    ) -> tuple[list[Tensor], int]:
+        """The mean loss of some samples, its slope and its curvature, and how many samples they are."""
         try:
             return self._pass(replay, losses, direction)
         except MissingBoundary as error:
@@ -118,7 +137,7 @@ class Path:
             self._curvature = ExactHessian()
             return self._pass(replay, losses, direction)
 
-    def _pass(self, replay: Replay | ReplayTraced, losses: Callable[[], Tensor], direction: Directions) -> list[Tensor]:
+    def _pass(self, replay: Replay | ReplayTraced, losses: Losses, direction: Directions) -> tuple[list[Tensor], int]:
         pairs = self._curvature.pairs(1)
         one = Pass.of(pairs, is_late(self._curvature))
         for position, leaf in enumerate(self._leaves):
@@ -131,15 +150,13 @@ class Path:
         jet = one.jet(replay.run(run, one.mode))
         model = self._curvature.model(jet, pairs)
         numbers = model.loss, model.slope[0], model.curvature[0, 0]
-        self._count = jet.primal.numel()
-        return [number.to(torch.float64) for number in numbers]
+        return [number.to(torch.float64) for number in numbers], jet.primal.numel()
 
-    def _back(self, replay: Replay | ReplayTraced, losses: Callable[[], Tensor], places: Sequence[Tensor]) -> Tensor:
-        """The mean loss at other places of the leaves, which change places with them for a while."""
+    def _back(self, replay: Replay | ReplayTraced, losses: Sequence[Losses], places: Sequence[Tensor]) -> list[Tensor]:
+        """The mean losses at other places of the leaves, which change places with them for a while."""
         self._exchange(places)
         try:
-            found: Tensor = replay.run(partial(_mean, losses))
-            return found
+            return [replay.run(partial(_mean_of, one)) for one in losses]
         finally:
             self._exchange(places)
 
@@ -151,7 +168,14 @@ class Path:
         torch.clear_autocast_cache()  # it would hold casts of the parameters from before
 
 
-def _mean(losses: Callable[[], Any]) -> Tensor:
+def _mean_of(losses: Losses) -> Tensor:
     with torch.no_grad():
-        mean: Tensor = losses().mean(dtype=torch.float64)
-        return mean
+        return losses().mean(dtype=torch.float64)
+
+
+def _mean(parts: Sequence[Tensor], counts: Sequence[int]) -> Tensor:
+    """The mean of what was found in parts of so many samples."""
+    if len(parts) == 1:
+        return parts[0]
+    weighed = [part * (count / sum(counts)) for part, count in zip(parts, counts, strict=True)]
+    return torch.stack(weighed).sum(0)
