@@ -42,7 +42,7 @@ def test_a_solver_that_raises_is_told_to_all(two: Results) -> None:
 def test_a_process_that_hangs_is_named(two: Results) -> None:
     said = two[0]["hanging"]
     assert said.startswith("LostProcess: process 1 is gone, or did not answer in time, at step 1 (")
-    assert "2000ms" in said and "expected all 2 processes to take every step." in said
+    assert "5000ms" in said and "expected all 2 processes to take every step." in said
 
 
 def test_a_process_that_is_gone_is_named(two: Results) -> None:
