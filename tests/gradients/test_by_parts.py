@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 import jetplane as jp
 from jetplane.ad.run.budget import Trace
+from jetplane.gradients import by_parts
 from jetplane.gradients.passes import divisions
 from jetplane.gradients.plan import noise_plan
 from jetplane.optim import HorizonAdam
@@ -194,6 +195,21 @@ def test_what_depends_on_other_samples_stays_whole(
     expected = after(3, twin, make(twin), *batch, chunk_size=3)
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(list(model.buffers()), list(twin.buffers()))
+
+
+def test_the_function_decides_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[bool] = []
+    agree = by_parts.agree
+
+    def counting(*given: Any) -> bool:
+        looked.append(agree(*given))
+        return looked[-1]
+
+    monkeypatch.setattr(by_parts, "agree", counting)
+    model = network()
+    for _ in range(3):
+        jp.forward_gradient(classify(model), model.parameters(), X, Y, samples=3, memory="100 kB")
+    assert looked == [True]
 
 
 def test_a_model_that_changes_its_mode_keeps_its_parts() -> None:

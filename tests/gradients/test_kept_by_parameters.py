@@ -9,7 +9,7 @@ import torch
 
 import jetplane as jp
 from classifiers import X, Y, classify, estimated, gradient, mlp
-from jetplane.gradients import estimator
+from jetplane.gradients import as_function
 
 
 def test_the_function_learns_for_the_same_parameters_and_no_others() -> None:
@@ -27,12 +27,12 @@ def test_the_function_learns_for_the_same_parameters_and_no_others() -> None:
 
 def test_what_was_learned_goes_with_the_parameters() -> None:
     model = mlp()
-    count = len(estimator._KEPT)
+    count = len(as_function._KEPT)
     jp.forward_gradient(classify(model), model.parameters(), X, Y)
-    known = estimator._KEPT.of(list(model.parameters()))
+    known = as_function._KEPT.of(list(model.parameters()))
     (one,) = known.control._learned.values()
     kept, jacobian = weakref.ref(known), weakref.ref(one.jacobians[0])
     del known, one
     model[4].bias = None  # any of them
     gc.collect()
-    assert kept() is None and len(estimator._KEPT) <= count and jacobian() is None
+    assert kept() is None and len(as_function._KEPT) <= count and jacobian() is None

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Literal, TypeVar, overload
 
 import torch
 from torch import Tensor
 
 from ..ad import _torch
-from ..ad.engine.locate import users_level
 from ..ad.run.auxiliary import split_aux
 from ..ad.run.budget import parse_bytes
 from ..ad.run.parts import Wholes, shared_facts
@@ -22,7 +20,7 @@ from ..ad.run.replay import Replay
 from ..compiler.capture import Graph
 from ..compiler.several import Several, alone, entries, stacked
 from ..directions.counter import signed
-from ..errors import CoupledSamples, UnsupportedProgram
+from ..errors import UnsupportedProgram
 from ..parallel.crew import Crew
 from ..parallel.digests import tag_of
 from ..parallel.shards import Meeting
@@ -34,7 +32,6 @@ from .noise.lessons import Lessons
 from .noise.prediction import Prediction
 from .noise.sharded import Sharded
 from .noise.signs import Noise, Signs
-from .noise.statistics import Statistics
 from .passes.divisions import Divisions
 from .passes.kept_plans import KeptPlans, Width
 from .passes.program_passes import Passes, capturing
@@ -42,17 +39,16 @@ from .passes.resampling import places_of
 from .passes.sample_parts import Division, Inseparable, ShardOf
 from .passes.two_passes import Estimate, looked_at, two_passes
 from .plan.noise_plan import Changed, NoisePlan, Site
+from .plan_checks import PlanChecks, warn_of_noise
 from .program.loss_program import LossProgram
 from .program.parameters import Parameters
 from .traced_estimate import Settings, TracedEstimate
 from .weight import weight_gradient
 
-__all__ = ["ForwardGradient", "forward_gradient"]
+__all__ = ["Aux", "ForwardGradient", "Losses", "Paired", "Params", "Plain", "WithAux"]
 
 log = logging.getLogger("jetplane")
-_HOOKS = "hooks"
 _SHARDS = 64  # programs, or forms of a batch, whose plans are kept for compiled calls in a group
-_NOISY = 4.0  # times the power of all else: what the norms' part may have before it is worth a warning
 
 Params = Iterable[Any] | Mapping[str, Tensor]
 T = TypeVar("T")
@@ -164,7 +160,7 @@ class ForwardGradient:
         self._compiled: CompiledEstimate | None = None
         self._seed_word: tuple[int, Tensor] | None = None  # the seed, and what a graph reads for it
         self._shards: dict[Any, NoisePlan] = {}  # in a group, by program and form of the batch
-        self._told: set[str] = set()  # what was said: places where samples are coupled, and that there are hooks
+        self._plan_checks = PlanChecks(self._parameters)
         tensors, learns = self._parameters.tensors, control and estimator == "activation"
         self._known = Known(KeptPlans(), ControlVariate(tensors) if learns else None, step)
         if capturable or compile:
@@ -361,7 +357,7 @@ class ForwardGradient:
         with _steady():
             plan = KeptPlans().find(passes, width)
         self._see_whether_drawn_again(plan, passes)
-        self._check(plan)
+        self._checks(plan)
         return plan
 
     @property
@@ -396,6 +392,18 @@ class ForwardGradient:
         known.step += 1  # in place where it is a tensor
         loss = meeting.mean(losses)
         return (loss, aux) if has_aux else loss
+
+    def remembering(
+        self, kept: KeptByParameters, step: int | None, loss_fn: Callable[..., Any], batch: Any, has_aux: bool
+    ) -> Any:
+        """A call that goes on from what others with the same parameters have left; without a ``step`` it counts on."""
+        known = kept.of(self._parameters.tensors)
+        mine = replace(known, control=None if self._known.control is None else known.control)
+        if step is not None:
+            mine.step = step
+        result = self._estimate(mine, loss_fn, batch, has_aux)
+        known.step = mine.step
+        return result
 
     def _meeting(self, known: Known, offset: int | None, total: int | None) -> Meeting:
         """This call, among those of the other processes."""
@@ -511,7 +519,7 @@ class ForwardGradient:
         """The losses (B,) of a batch in parts, its gradients added; raises Changed or Inseparable, and adds nothing."""
         width, exact = self._width.of_part(division.tangents), self.batch_norm == "exact"
         noise, every, held = self._noise(self.seed, known.step), self._probe_every, self._parameters.kept_apart
-        ways = self._check, self._passes, every, self._see_whether_drawn_again
+        ways = self._checks, self._passes, every, self._see_whether_drawn_again
         parts = ByParts(division, known, width, noise, exact, *ways, held)
         with self._parameters.apart():
             losses = parts.losses(program)
@@ -519,6 +527,10 @@ class ForwardGradient:
         self._parameters.hand_over(gradients)
         parts.settle()
         return losses
+
+    def _checks(self, plan: NoisePlan) -> None:
+        """Raise what can be told only of a plan that the program has followed."""
+        self._plan_checks(plan, self.allow_unused, self.coupled)
 
     @property
     def _devices(self) -> list[torch.device]:
@@ -538,9 +550,9 @@ class ForwardGradient:
         """The same, of the batch as it is or, where places in it are given, drawn again."""
         one = self._estimate_by(plan, self._noise(self.seed, known.step), known.control, meeting)
         due = not (capturing() or plan.noisy) and plan.age % self._probe_every == 0
-        look = partial(_warn_of_noise, plan) if due else None
+        look = partial(warn_of_noise, plan) if due else None
         one = replace(one, resampled=places if one.sharing is None else ())
-        run = partial(two_passes, passes, one, partial(self._check, plan), look)
+        run = partial(two_passes, passes, one, partial(self._checks, plan), look)
         return run() if plan.whole is None else self._together(meeting, one, run)
 
     def _estimate_by(self, plan: NoisePlan, noise: Noise, control: ControlVariate | None, meeting: Meeting) -> Estimate:
@@ -583,65 +595,6 @@ class ForwardGradient:
             one.prediction.settle(sums[len(gradients) :])
         return losses, aux
 
-    def _check(self, plan: NoisePlan) -> None:
-        """Raise what can be told only of a plan that the program has followed."""
-        self._check_reached(plan)
-        self._check_coupled(plan)
-        self._tell_of_hooks()
-
-    def _tell_of_hooks(self) -> None:
-        hooked = self._parameters.hooked()
-        if hooked and _HOOKS not in self._told:
-            self._told.add(_HOOKS)
-            warnings.warn(
-                f"the gradient of {', '.join(hooked)} has hooks, which a backward pass calls and a forward gradient "
-                "does not; expected what they do (a mask, a scale) done to .grad afterwards, or in a parametrisation.",
-                UserWarning,
-                stacklevel=users_level(),
-            )
-
-    def _check_reached(self, plan: NoisePlan) -> None:
-        named = zip(self._parameters.names, self._parameters.tensors, strict=True)
-        missed = [name for number, (name, leaf) in enumerate(named) if number not in plan.reached and leaf.numel()]
-        if missed and not self.allow_unused:
-            raise UnsupportedProgram(
-                f"the losses do not depend on {', '.join(missed)} through any layer; expected every parameter that "
-                "requires grad to be used (a model that keeps what it computed on an earlier call hides it), or "
-                "allow_unused=True."
-            )
-
-    def _check_coupled(self, plan: NoisePlan) -> None:
-        coupled = [site for site in plan.sites if site.coupled]
-        together = [site for site in coupled if site.layout is None]  # not by a batch norm, of which more is known
-        if together and together[0].where not in self._told:
-            self._told.add(together[0].where)
-            log.warning(
-                "the samples of a forward gradient are coupled at the output of %s, where noise costs %d times as "
-                "much; avoid what couples them, if it is not the loss itself",
-                together[0].where,
-                plan.samples,
-            )
-        if coupled and self.coupled == "raise":
-            site = coupled[0]
-            raise CoupledSamples(
-                f"other samples' losses depend on a sample's entries of {tuple(site.shape)}, the output of "
-                f"{site.where}; expected {plan.samples} samples that do not interact, or coupled='sum'."
-            )
-
-
-def _warn_of_noise(plan: NoisePlan, statistics: Statistics) -> None:
-    """Say once that there is hardly anything but noise in an estimate. Waits for the device."""
-    share = float(statistics.share)
-    if share > _NOISY:
-        plan.noisy = True
-        warnings.warn(
-            f"the estimate is mostly noise: the statistics of {len(plan.norms)} batch norms, each read from the noise "
-            f"of all later ones, have {share:.3g} times the power of all else; expected more samples in a batch, or "
-            "batch_norm='bounded' for more than two norms.",
-            UserWarning,
-            stacklevel=users_level(),
-        )
-
 
 def _worth_no_pass(device: torch.device) -> int:
     """Bytes that an eager pass may hold on any device: on a GPU one more pass of a small program is one more of Python.
@@ -678,92 +631,3 @@ def _check_choice(name: str, text: object, *known: str) -> None:
 def _check_word(name: str, value: object, bits: int) -> None:
     if not isinstance(value, int) or not 0 <= value < 1 << bits:
         raise ValueError(f"{name} is {value!r}; expected a whole number from 0 to 2**{bits} - 1.")
-
-
-# -- the same as a function -----------------------------------------------------------------------------------------
-
-
-_KEPT = KeptByParameters()
-
-
-class _Options(TypedDict, total=False):
-    """Those of a forward gradient."""
-
-    samples: int | None
-    estimator: str
-    seed: int
-    step: int | None
-    chunk_size: int | None
-    memory: str | int | None
-    coupled: str
-    allow_unused: bool
-    control: bool
-    batch_norm: str
-
-
-@overload
-def forward_gradient(
-    loss_fn: Losses, params: Params, *batch: Any, has_aux: Plain = False, **options: Unpack[_Options]
-) -> Tensor: ...
-@overload
-def forward_gradient(
-    loss_fn: WithAux[Aux], params: Params, *batch: Any, has_aux: Paired, **options: Unpack[_Options]
-) -> tuple[Tensor, Aux]: ...
-def forward_gradient(
-    loss_fn: Callable[..., Any],
-    params: Params,
-    *batch: Any,
-    samples: int | None = None,
-    estimator: str = "activation",
-    seed: int = 0,
-    step: int | None = None,
-    chunk_size: int | None = None,
-    memory: str | int | None = None,
-    coupled: str = "sum",
-    allow_unused: bool = False,
-    control: bool = True,
-    batch_norm: str = "bounded",
-    has_aux: bool = False,
-) -> Tensor | tuple[Tensor, Any]:
-    """Add a forward estimate of the gradient of ``loss_fn(*batch).mean()`` to ``.grad``, and return that mean.
-
-    ``loss_fn`` returns one loss for each sample, (B,), or (B, ...), summed over the rest. ``params`` are tensors, a
-    mapping of names to tensors, or a module's ``parameters()`` or ``named_parameters()``. ``step`` numbers the noise;
-    by default calls with the same parameters are counted. With ``has_aux`` the function returns (losses, aux), and the
-    result is (mean, aux).
-
-    ``estimator`` is "activation", tangents of each layer's output, or "weight", tangents of the weights. ``samples``
-    tangents, by default 8 to 32 as :class:`ForwardGradient` has them, are carried ``chunk_size`` at a time, or as many
-    as fit into ``memory``. Where the samples of a batch interact, the sum of all losses multiplies a tangent, or
-    ``coupled="raise"`` raises. With ``control`` a call also learns from those before it; without it, the result depends
-    on (seed, step) alone. ``batch_norm="exact"`` is unbiased through any number of batch norms, and with more than a
-    few of them mostly noise.
-
-    Example:
-        >>> w = torch.ones(3, requires_grad=True)
-        >>> x = torch.eye(3)
-        >>> forward_gradient(lambda x: (x @ w - 2).square(), [w], x)
-        tensor(1.)
-        >>> w.grad  # behind this layer is only the loss, so it is exact
-        tensor([-0.6667, -0.6667, -0.6667])
-    """
-    made = ForwardGradient(
-        params,
-        samples,
-        estimator=estimator,
-        seed=seed,
-        step=0 if step is None else step,
-        chunk_size=chunk_size,
-        memory=memory,
-        coupled=coupled,
-        allow_unused=allow_unused,
-        control=control,
-        batch_norm=batch_norm,
-    )
-    kept = _KEPT.of(made._parameters.tensors)
-    known = Known(kept.plans, None if made._known.control is None else kept.control, kept.step)
-    if step is not None:
-        known.step = step
-    result = made._estimate(known, loss_fn, batch, has_aux)
-    kept.step = known.step
-    return result
