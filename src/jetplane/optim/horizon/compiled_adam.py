@@ -174,7 +174,7 @@ class CompiledAdam:
         steps, several, division, *_ = self._under_way
         traced = self._estimate.traced(graph, inputs, division)
         parts = [] if division is None else places_of(inputs, several.fed(inputs))
-        group = None if self._crew is None else _Group(self._crew, lambda: self._under_way.meeting)
+        group = None if self._crew is None else _Together(self._crew, lambda: self._under_way.meeting)
         frame = _Body(traced, self._form, self._rules, self._clip, len(inputs), steps.held, parts, group)
         return _Program(frame, self._ours)
 
@@ -184,7 +184,7 @@ class CompiledAdam:
         return [*self._form.flat(held), *numbers, *self._estimate.words]
 
 
-class _Group(NamedTuple):
+class _Together(NamedTuple):
     """The processes that take a step together, and their meeting at the one under way."""
 
     crew: Crew
@@ -251,7 +251,7 @@ class _Body:
         places: int,
         held: Course,
         parts: Sequence[int],
-        group: _Group | None,
+        group: _Together | None,
     ) -> None:
         self.traced, self.rules, self.group = traced, rules, group
         self._form, self._clip, self._parts = form, clip, parts
