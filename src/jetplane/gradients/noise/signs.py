@@ -48,6 +48,7 @@ class Signs:
     _drawn: dict[Any, Tensor] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )  # bits, for small ones
+    _used: set[Any] = field(default_factory=set, init=False, repr=False, compare=False)  # of these, by the first pass
     _coming: dict[Any, list[tuple[int, int]]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def rows(self, site: int, start: int, stop: int, like: Tensor) -> Tensor:
@@ -84,10 +85,17 @@ class Signs:
             found = _drawn(self.seed, self.step, wanted, start, stop, device, block)
             if sum(octets.nbytes for octets in (*found, *self._drawn.values())) > _SMALL:
                 self._drawn.clear()
+                self._used.clear()
             if found[0].nbytes > _SMALL:
                 return found[0]
+            self._used.add(key)
             for (one, count), octets in zip(wanted, found, strict=True):
                 self._drawn[one, start, stop, block, count, device] = octets
+            return found[0]
+        if key in self._used:  # by both passes
+            self._used.remove(key)
+            return self._drawn.pop(key)
+        self._used.add(key)
         return self._drawn[key]
 
     def _next(self, place: int, size: int, start: int, stop: int, device: torch.device) -> list[tuple[int, int]]:
