@@ -306,7 +306,7 @@ def train(
     seed: int = 0,
     samples: int | None = None,
     device: str = "cpu",
-    resample: bool = True,
+    resample: bool = False,
 ) -> dict[str, Any]:
     """Train with backprop at ``rate``, or with HorizonAdam and that many tangents of a sample."""
     torch.manual_seed(seed)
@@ -351,7 +351,7 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS), metavar="NAME")
     parser.add_argument("--steps", type=int, help="(default: each task's own)")
     parser.add_argument("--samples", type=int, metavar="J", help="tangents, of HorizonAdam (default: its own)")
-    parser.add_argument("--no-resample", action="store_true", help="each sample of a batch once")
+    parser.add_argument("--resample", action="store_true", help="samples drawn by the slopes of their losses")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1], metavar="N", help="(default: 0 1)")
     parser.add_argument("--device", default="cpu", help="(default: cpu)")
     parser.add_argument("--out", type=Path)
@@ -366,8 +366,8 @@ def main() -> None:
         best = (min if "error" in task.unit else max)(backprop, key=lambda one: one["score"])
         row = {"task": name, "unit": task.unit, "batch": task.batch, "steps": steps, "seeds": options.seeds}
         row["samples"] = options.samples  # None: HorizonAdam's own
-        row["resample"] = not options.no_resample
-        own = {"samples": options.samples, "resample": not options.no_resample}
+        row["resample"] = options.resample
+        own = {"samples": options.samples, "resample": options.resample}
         row["horizon"] = [go(rate=None, seed=seed, **own) for seed in options.seeds]
         row["backprop"] = [best, *(go(rate=best["rate"], seed=seed) for seed in further)]
         results.append(row | {"backprop, every rate": backprop})

@@ -561,7 +561,7 @@ def wrapped(place: Place) -> dict[str, Tensor]:
     found["FoMoHKD"] = flat(model)
     other = network()
     both = DistributedDataParallel(other, process_group=place.group)
-    adam = optim.HorizonAdam(both.parameters(), resample=False, process_group=place.group)
+    adam = optim.HorizonAdam(both.parameters(), process_group=place.group)
     for _ in range(5):
         adam.step(lambda x, y: F.cross_entropy(both(x), y, reduction="none"), *shard(place))
     found["HorizonAdam"] = flat(other)

@@ -185,7 +185,7 @@ def horizon(steps: int, place: Place | None = None, make: Callable[[], nn.Module
     """The same of HorizonAdam."""
     model, (x, y) = make(), batch()
     options, (start, stop) = placed(place, rows)
-    opt, loss = optim.HorizonAdam(model.parameters(), resample=False, **options), losses(model, "none")
+    opt, loss = optim.HorizonAdam(model.parameters(), **options), losses(model, "none")
     for _ in range(steps):
         opt.step(loss, x[start:stop], y[start:stop])
     return flat(model)
@@ -197,7 +197,7 @@ def changing_horizon(place: Place | None = None) -> Tensor:
     options: dict[str, Any] = {} if place is None else {"process_group": place.group, "check_every": 1}
     first, middle, last = (list(model[number].parameters()) for number in (0, 2, 4))
     groups = [{"params": first}, {"params": last, "rate": 1e-3, "betas": (0.8, 0.99)}]
-    options |= {"clip": 0.5, "every": 2, "weight_decay": 0.01, "resample": False}  # parts would be drawn by themselves
+    options |= {"clip": 0.5, "every": 2, "weight_decay": 0.01}
     opt, loss = optim.HorizonAdam(groups, **options), losses(model, "none")
     start, stop = (0, COUNT) if place is None else cuts(place.size)[place.rank]
     for parameter in middle:
@@ -333,7 +333,7 @@ def horizon_in_turns(steps: int, size: int) -> list[Tensor]:
     def one(rank: int) -> None:
         with turn:
             model, (x, y) = network(), batch()
-            opt, loss = optim.HorizonAdam(model.parameters(), resample=False), losses(model, "none")
+            opt, loss = optim.HorizonAdam(model.parameters()), losses(model, "none")
             place = Turns(rank, said, turn, all_there)
             opt._crew.processes = opt.estimate.crew.processes = place
             start, stop = cuts(size)[rank]

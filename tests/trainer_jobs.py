@@ -28,7 +28,7 @@ def optimizer_of(kind: str, params: Any, **options: Any) -> torch.optim.Optimize
     if kind == "plane":
         return jp.optim.FoMoHKD(params, lr=0.5, k=3, solver=jp.solvers.SaddleFree(), **options)
     if kind == "horizon":
-        return jp.optim.HorizonAdam(params, samples=2, resample=False, **options)
+        return jp.optim.HorizonAdam(params, samples=2, **options)
     return torch.optim.AdamW(params, lr=1e-2)  # whose estimate finds the processes by itself
 
 

@@ -121,7 +121,7 @@ def test_a_step_of_horizon_adam_in_parts_is_that_of_the_whole(compile: bool) -> 
     found = []
     for options in ({}, {"compile": compile, "memory": "100 kB"}):
         model = smooth()
-        opt = HorizonAdam(model.parameters(), samples=3, every=2, clip=0.5, resample=False, **options)
+        opt = HorizonAdam(model.parameters(), samples=3, every=2, clip=0.5, **options)
         losses = [opt.step(classify(model), X, Y)]
         rates = [opt.report.rate]
         for _ in range(2):
