@@ -70,9 +70,9 @@ class HorizonAdam(torch.optim.Optimizer):
     ``step(loss_fn, *batch)``, where ``loss_fn`` returns one loss for each sample (B,). The gradient is estimated by
     ``samples`` activation tangents of each sample (:class:`jetplane.ForwardGradient`; by default 8 to 32, the more the
     smaller the batch is beside a sample's activations; with ``resample`` of samples drawn by the slopes of their
-    losses), and shaped as Adam's along the axes in which the entries of a weight's gradient are not correlated: d (:mod:`~jetplane.optim.horizon.eigenbasis`; ``rotate=False`` keeps the
-    entries' own axes). How far to go is measured: with theta_H the mean of the parameters over a trailing horizon of H
-    steps, and m = theta - theta_H,
+    losses), and shaped as Adam's along the axes in which the entries of a weight's gradient are not correlated: d
+    (:mod:`~jetplane.optim.horizon.eigenbasis`; ``rotate=False`` keeps the entries' own axes). How far to go is
+    measured: with theta_H the mean of the parameters over a trailing horizon of H steps, and m = theta - theta_H,
 
         lead = -(m . grad f) / (m^T G m),
 
