@@ -86,9 +86,9 @@ def _waves(frequency: float, count: int) -> Tensor:
     return (torch.arange(1, count + 1, dtype=torch.float64) * frequency).sin()
 
 
-def _axes_of_0_1_0(state: dict[str, Any]) -> None:
+def _axes_of_0_1_0(states: Iterable[dict[str, Any]]) -> None:
     """HorizonAdam's axes were eigenvectors, which are no continuous function of the moment."""
-    if "basis" in state:
+    for state in (one for one in states if "basis" in one):
         mean = eigenbasis.back(state, state["exp_avg"])
         state["basis"].copy_(torch.linalg.eigh(state["moment"])[1])
         state["exp_avg"].copy_(eigenbasis.away(state, mean))

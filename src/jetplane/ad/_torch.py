@@ -14,6 +14,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
+from types import SimpleNamespace
 from typing import Any, ClassVar, TypeVar, cast
 
 import torch
@@ -46,6 +47,7 @@ __all__ = [
     "decomposition",
     "engine",
     "explain_capture",
+    "foreach",
     "full_precision",
     "has_gradient_hooks",
     "is_composite",
@@ -98,6 +100,14 @@ IS_GRAD_ENABLED = torch.is_grad_enabled  # torch's own: while a pass runs, anoth
 # Function.apply resolves `super().apply` at call time, so this base class sees every call,
 # also those through a bound `MyFunction.apply` that was stored before jetplane was imported.
 SingleLevelFunction = _function._SingleLevelFunction
+
+# Arithmetic on lists of tensors, of which torch's own optimizers are made.
+foreach: Any = SimpleNamespace(
+    **{
+        name: getattr(torch, f"_foreach_{name}")
+        for name in ("add_", "div", "div_", "lerp", "mul", "mul_", "neg_", "norm", "sqrt", "sub")
+    }
+)
 
 _KEYS = torch._C.DispatchKey
 _AUTOCAST = reduce(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ...ad import _torch
+from ...ad._torch import foreach
 
 __all__ = [
     "AT_ONCE",
@@ -64,20 +65,20 @@ def times(ones: _MANY, other: Tensor | _MANY) -> list[Tensor]:
         return [
             one * by for one, by in zip(ones, [other] * len(ones) if isinstance(other, Tensor) else other, strict=True)
         ]
-    return list(torch._foreach_mul(ones, other))
+    return list(foreach.mul(ones, other))
 
 
 def scaled(ones: _MANY, number: Tensor) -> _MANY:
     """Each times a number (), in place."""
     if _traced(ones[0]):
         return [one.mul_(number) for one in ones]
-    torch._foreach_mul_(ones, number)
+    foreach.mul_(ones, number)
     return ones
 
 
 def divided(ones: _MANY, number: Tensor) -> list[Tensor]:
     """Each by a number ()."""
-    return [one / number for one in ones] if _traced(ones[0]) else list(torch._foreach_div(ones, number))
+    return [one / number for one in ones] if _traced(ones[0]) else list(foreach.div(ones, number))
 
 
 def plus(ones: _MANY, others: _MANY | float) -> _MANY:
@@ -86,7 +87,7 @@ def plus(ones: _MANY, others: _MANY | float) -> _MANY:
         if isinstance(others, float):
             return [one.add_(others) for one in ones]
         return [one.add_(other) for one, other in zip(ones, others, strict=True)]
-    torch._foreach_add_(ones, others)
+    foreach.add_(ones, others)
     return ones
 
 
@@ -94,15 +95,15 @@ def lerped(means: _MANY, new: _MANY, share: float | Tensor) -> list[Tensor]:
     """Each a ``share`` of the way to its new one."""
     if _traced(means[0]) or isinstance(share, Tensor):
         return [torch.lerp(mean, one, share) for mean, one in zip(means, new, strict=True)]
-    return list(torch._foreach_lerp(means, new, share))
+    return list(foreach.lerp(means, new, share))
 
 
 def sizes(squares: _MANY, correction: Tensor) -> list[Tensor]:
     """sqrt(square) / correction."""
     if _traced(squares[0]):
         return [square.sqrt().div_(correction) for square in squares]
-    found = list(torch._foreach_sqrt(squares))
-    torch._foreach_div_(found, correction)
+    found = list(foreach.sqrt(squares))
+    foreach.div_(found, correction)
     return found
 
 
@@ -110,8 +111,8 @@ def against(means: list[Tensor], sizes: _MANY) -> list[Tensor]:
     """-mean / size, in place."""
     if _traced(means[0]):
         return [mean.neg_().div_(size) for mean, size in zip(means, sizes, strict=True)]
-    torch._foreach_neg_(means)
-    torch._foreach_div_(means, sizes)
+    foreach.neg_(means)
+    foreach.div_(means, sizes)
     return means
 
 
@@ -119,9 +120,9 @@ def followed(means: _MANY, places: _MANY, share: Tensor) -> list[Tensor]:
     """(place - mean) share + mean."""
     if _traced(means[0]):
         return [(place - mean).mul_(share).add_(mean) for mean, place in zip(means, places, strict=True)]
-    found = list(torch._foreach_sub(places, means))
-    torch._foreach_mul_(found, share)
-    torch._foreach_add_(found, means)
+    found = list(foreach.sub(places, means))
+    foreach.mul_(found, share)
+    foreach.add_(found, means)
     return found
 
 
@@ -138,7 +139,7 @@ def finite(tensors: _MANY) -> Tensor:
     """(n,): whether all entries of each are finite."""
     if _traced(tensors[0]) or not all(tensor.numel() for tensor in tensors):
         return torch.stack([torch.isfinite(tensor).all() for tensor in tensors])
-    return torch.isfinite(torch.stack(torch._foreach_norm(tensors, torch.inf)))
+    return torch.isfinite(torch.stack(foreach.norm(tensors, torch.inf)))
 
 
 def all_finite(tensors: _MANY) -> Tensor:
