@@ -6,7 +6,7 @@ tiny problem, the parameters then, and the parameters after five more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
