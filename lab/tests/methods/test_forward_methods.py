@@ -176,6 +176,7 @@ def test_steps_of_horizon_that_are_not_taken_are_counted() -> None:
     assert run.history[0].not_taken == {"NONFINITE": 3}
 
 
+@pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize("method", FORWARD)
 def test_padded_batches_train_as_the_others_do(method: str) -> None:
     """With compile every batch has one size: the last one has 10 digits and 10 that are not there."""
