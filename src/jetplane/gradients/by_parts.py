@@ -58,7 +58,7 @@ class ByParts:
     exact: bool
     check: Callable[[NoisePlan], None]  # before the first gradient of a part
     passes: Callable[[LossProgram], Passes]
-    probe_every: int
+    known_plan: Callable[[LossProgram], NoisePlan | None]  # of a part; None if it is to be made
     look: Callable[[NoisePlan, Passes], None]  # at a plan that is new, and its program
     held: int  # bytes, beside what a part's passes hold
 
@@ -84,7 +84,7 @@ class ByParts:
         program = replace(program, batch=self.division.part(program.batch, number))
         passes, offset = self.passes(program), number * self.division.size
         if number == 0:
-            self._plan = self.known.plans.known(program, self.width, self.probe_every)
+            self._plan = self.known_plan(program)
             if self._plan is not None:
                 with contextlib.suppress(Changed):
                     return self._follow(self._plan, passes, offset)

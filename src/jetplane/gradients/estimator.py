@@ -478,23 +478,29 @@ class ForwardGradient:
         return Passes(self._parameters, program, Replay(devices))
 
     def _by_activations(self, program: LossProgram, known: Known, meeting: Meeting) -> tuple[Tensor, Any]:
-        if meeting.whole and (division := known.divisions.called(program, self._devices)) is not None:
+        devices = None if capturing() else self._devices
+        if meeting.whole and (division := known.divisions.called(program, devices)) is not None:
             with contextlib.suppress(Changed, Inseparable):
                 return self._by_parts(division, program, known), None
             known.divisions.decide(program, None)
-        plan = known.plans.known(program, self._width, self._probe_every)
-        if capturing() and (plan is None or plan.random):
-            what = "is new" if plan is None else "draws random numbers"
-            raise UnsupportedProgram(
-                f"a CUDA graph is captured of a program that {what}; expected a call as it is before it, and no "
-                "dropout."
-            )
+        plan = self._known_plan(known, self._width, program)
         passes = self._passes(program)
         if plan is not None:
             with contextlib.suppress(Changed):
                 return self._follow(plan, passes, known, meeting)
         with _steady():
             return self._anew(passes, known, meeting)
+
+    def _known_plan(self, known: Known, width: Width, program: LossProgram) -> NoisePlan | None:
+        """The plan that a call will probably follow; None if it is to be made, or looked at."""
+        plan = known.plans.known(program, width, self._probe_every)
+        if capturing() and (plan is None or plan.random):
+            what = "is new" if plan is None else "draws random numbers"
+            raise UnsupportedProgram(
+                f"a CUDA graph is captured of a program that {what}; expected a call as it is before it, and no "
+                "dropout."
+            )
+        return plan
 
     def _anew(self, passes: Passes, known: Known, meeting: Meeting) -> tuple[Tensor, Any]:
         """The passes of a program that is planned now."""
@@ -518,8 +524,8 @@ class ForwardGradient:
     def _by_parts(self, division: Division, program: LossProgram, known: Known) -> Tensor:
         """The losses (B,) of a batch in parts, its gradients added; raises Changed or Inseparable, and adds nothing."""
         width, exact = self._width.of_part(division.tangents), self.batch_norm == "exact"
-        noise, every, held = self._noise(self.seed, known.step), self._probe_every, self._parameters.kept_apart
-        ways = self._checks, self._passes, every, self._see_whether_drawn_again
+        noise, held = self._noise(self.seed, known.step), self._parameters.kept_apart
+        ways = self._checks, self._passes, partial(self._known_plan, known, width), self._see_whether_drawn_again
         parts = ByParts(division, known, width, noise, exact, *ways, held)
         with self._parameters.apart():
             losses = parts.losses(program)

@@ -45,14 +45,17 @@ class Divisions:
         if len(self._decided) > _KEPT:
             self._decided.popitem(last=False)
 
-    def called(self, program: LossProgram, devices: Sequence[torch.device]) -> Division | None:
-        """The same as :meth:`of`, for one more call; now and then it is looked whether parts are still those of it."""
+    def called(self, program: LossProgram, devices: Sequence[torch.device] | None) -> Division | None:
+        """The same as :meth:`of`, for one more call; now and then it is looked whether parts are still those of it.
+
+        Without ``devices`` nothing is looked at, as where a CUDA graph is captured.
+        """
         found = self._decided.get(program.identity)
         if found is None or found.division is None:
             return None
         self._decided.move_to_end(program.identity)
         found.calls += 1
-        if found.calls >= found.due:
+        if devices is not None and found.calls >= found.due:
             found.due = 2 * found.calls
             if not agree(program.loss_fn, program.batch, found.division, devices):
                 found.division = None
