@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -20,6 +21,7 @@ from .replay import Replay
 __all__ = ["Check", "Verification", "verify"]
 
 _STEPS = {torch.float64: (1e-4, 1e-5, 1e-6, 1e-7), torch.float32: (1e-2, 1e-3, 1e-4, 1e-5)}
+_GROWN = 2.0  # times what it was at a longer step: no limit is in sight
 
 
 @dataclass(frozen=True)
@@ -186,9 +188,13 @@ def _settled(estimates: list[tuple[float, float]]) -> tuple[float, float]:
     """The estimate at the finest step that rounding noise leaves meaningful, and how uncertain it is.
 
     Not the one that changes least: a program with many kinks settles at a wrong value until steps are shorter than
-    the way to the nearest kink.
+    the way to the nearest kink. One that still grows with a shorter step says nothing: the program varies within it.
     """
-    candidates = [(fine, max(abs(fine - coarse), noise), noise) for (coarse, _), (fine, noise) in pairwise(estimates)]
-    clean = [c for c in candidates if c[2] <= 1e-2 * abs(c[0])]
-    value, uncertainty, _ = clean[-1] if clean else min(candidates, key=lambda c: c[1])
-    return value, uncertainty
+    steps = [(coarse, fine, noise) for (coarse, _), (fine, noise) in pairwise(estimates)]
+    clean = [(coarse, fine, noise) for coarse, fine, noise in steps if noise <= 1e-2 * abs(fine)]
+    if not clean:
+        return min(
+            ((fine, max(abs(fine - coarse), noise)) for coarse, fine, noise in steps), key=lambda found: found[1]
+        )
+    coarse, fine, noise = clean[-1]
+    return fine, math.inf if abs(fine) > _GROWN * abs(coarse) else max(abs(fine - coarse), noise)
