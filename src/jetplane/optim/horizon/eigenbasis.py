@@ -34,7 +34,7 @@ _WIDEST = 1024  # inputs; more of them keep their own axes
 _LEAST, _TIMES = 1 << 24, 4  # numbers of all moments and axes: that many, or so many times the parameters
 _ITERATIONS = 2  # of each refresh
 _AT_ONCE = 1 << 25  # bytes of axes that are turned together, unless those of one weight have more
-_SMALLEST = 1e-5  # scale, of the largest one of its output
+_SMALLEST = 1e-4  # scale, of the largest one of its output
 _SHIFT = 1e-3  # of the trace of the moment: axes that have less of it than that are hardly turned
 
 State = Mapping[str, Any]  # of a parameter
