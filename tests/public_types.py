@@ -41,6 +41,7 @@ def transforms(x: Tensor, v: Tensor, named: dict[str, Tensor]) -> None:
     assert_type(jp.hessian(g, x, has_aux=True), tuple[Tensor, str])
     assert_type(jp.hessian(by_name, named), dict[str, dict[str, Tensor]])
     assert_type(jp.laplacian(f, x, batch_ndim=1), Tensor)
+    assert_type(jp.hessian(f, x, batch_ndim=1), Tensor)
     assert_type(jp.laplacian(g, x, has_aux=True), tuple[Tensor, str])
     assert_type(jp.compile(jp.quadratic)(f, x, v), jp.Quadratic)
     assert_type(jp.coverage(f, x), jp.Coverage)

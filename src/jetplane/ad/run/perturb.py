@@ -19,7 +19,7 @@ from ..engine.witness import Witness
 from .directions import Directions, Given, Leaf
 from .parts import is_shared_out, own, whole_like
 from .passes import Pass, check_directions, check_leaf, lazily, plain_result
-from .transforms import quadratic_of
+from .tasks import quadratic_of
 
 __all__ = ["perturb"]
 
