@@ -115,11 +115,7 @@ def elementwise(op: Any, first: Derivative, second: Derivative | None = None) ->
         h = second(x.primal, y, d, *rest, **kwargs) if curved and second is not None else None
         if x.primal.shape == y.shape:  # the chain rule below, for one operand
             tangent, rows = scaled(x.tangent, d), scaled(x.second, d) if pairs.rows else None
-            bent = scaled(x.tangent, h)
-            if bent is not None:
-                product = pairs.outer(bent, x.tangent)
-                rows = product if rows is None else rows + product
-            return Operand(y, tangent, rows)
+            return Operand(y, tangent, _added(rows, None if x.tangent is None else _bent(pairs, x.tangent, h)))
         return chain(pairs, y, [x], [d], {(0, 0): h})
 
     add(op, Rule("elementwise", Kind.JET, rule, POINTWISE))
@@ -167,12 +163,26 @@ def chain(
             second = plus_scaled(second, align(x.second, ndim), factor)
     if curved:
         for (a, b), h in hessian.items():
-            if a in tangents and b in tangents:
+            if a == b and a in tangents:
+                second = _added(second, _bent(pairs, tangents[a], h))
+            elif a in tangents and b in tangents:
                 bent = scaled(tangents[a], h)
-                if bent is not None:
-                    product = pairs.outer(bent, tangents[b]) if a == b else pairs.cross(bent, tangents[b])
-                    second = product if second is None else second + product
+                second = _added(second, None if bent is None else pairs.cross(bent, tangents[b]))
     return Operand(y, spread(tangent, y), spread(second, y))
+
+
+def _bent(pairs: PairSet, tangent: Tensor, h: Any) -> Tensor | None:
+    """The rows ``h a_i a_j``."""
+    if h is None:
+        return None
+    if pairs.weights is not None:  # one row, so that it is summed first: K rows are not scaled
+        return scaled(pairs.outer(tangent, tangent), h)
+    bent = scaled(tangent, h)
+    return None if bent is None else pairs.outer(bent, tangent)
+
+
+def _added(before: Tensor | None, more: Tensor | None) -> Tensor | None:
+    return more if before is None else before if more is None else before + more
 
 
 def align(rows: Tensor | None, ndim: int) -> Tensor | None:
@@ -198,8 +208,7 @@ def plus_scaled(before: Tensor | None, rows: Tensor | None, factor: Any) -> Tens
     """``before + rows * factor``, with None for zero; in one operation where the factor is a number."""
     if before is not None and rows is not None and isinstance(factor, _NUMBERS):
         return before + rows if factor == 1 else torch.add(before, rows, alpha=factor)
-    more = scaled(rows, factor)
-    return more if before is None else before if more is None else before + more
+    return _added(before, scaled(rows, factor))
 
 
 def total(terms: Any) -> Tensor | None:

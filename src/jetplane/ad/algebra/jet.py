@@ -16,7 +16,7 @@ import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -122,6 +122,8 @@ class PairSet:
     def outer(self, a: Tensor, b: Tensor) -> Tensor:
         """Rows a_i * b_j, (rows, *S) from (K, *S); symmetric only if a and b are proportional row by row."""
         if self.shape == "diagonal":
+            if a is b and self._sums and _is_plain(a):  # a Laplacian's: read once, and no K rows are written
+                return torch.linalg.vector_norm(a, dim=0, keepdim=True).square()
             return self._collapse(a * b)
         if self.shape == "star":
             return self._collapse(a[:1] * b[1:])
@@ -203,10 +205,15 @@ class PairSet:
         left, right = zip(*self.pairs, strict=True)
         return torch.tensor(left, device=device), torch.tensor(right, device=device)
 
+    @cached_property
+    def _sums(self) -> bool:
+        """Whether the one row is the plain sum over the pairs."""
+        return self.weights is not None and all(w == 1.0 for w in self.weights)
+
     def _collapse(self, rows: Tensor) -> Tensor:
         if self.weights is None:
             return rows
-        if all(w == 1.0 for w in self.weights):
+        if self._sums:
             return rows.sum(0, keepdim=True)
         weights = torch.tensor(self.weights, dtype=rows.dtype, device=rows.device)
         return torch.tensordot(weights, rows, dims=1).unsqueeze(0)
@@ -223,6 +230,14 @@ _MANY = 8  # directions from which on a batched product of all pairs is faster t
 def _is_few(rows: Tensor) -> bool:
     """Whether these are few numbers on the CPU; not in a traced program, where a kept tensor would be a constant."""
     return type(rows) is Tensor and rows.is_cpu and rows.numel() <= _FEW
+
+
+def _is_plain(rows: Tensor) -> bool:
+    """Whether a norm may stand for a sum of squares: real numbers, of which no derivative is wanted (at zero a norm has
+
+    none), and in no traced program (there a compiler makes one loop of product and sum).
+    """
+    return type(rows) is Tensor and not rows.requires_grad and not rows.is_complex()
 
 
 @cache
