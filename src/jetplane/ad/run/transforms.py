@@ -6,6 +6,9 @@ together; the result is the same, random numbers are drawn once, and buffers suc
 once. ``memory``, a number of bytes or a text such as "4GiB", chooses it: a few small passes are measured for that.
 Results can be differentiated by backprop: ``laplacian(u, x).mean().backward()``.
 
+``batch_ndim`` leading axes of every primal, and of what ``func`` returns, number samples that do not interact, as in
+``u(x)`` with x (batch, dim). They share the coordinate directions, and have derivatives of their own.
+
 Where ``func`` itself switches autograd off, by ``torch.no_grad()`` or the like, tangents stop, as those of backprop and
 of torch.func.grad do; with ``no_grad="follow"`` they go on, as torch.func.jvp's do.
 """
@@ -52,9 +55,12 @@ class _Planes(_Chunked, total=False):
     curvature: str
 
 
-class _Sums(_Chunked, total=False):
-    directions: Any
+class _Batched(_Chunked, total=False):
     batch_ndim: int
+
+
+class _Sums(_Batched, total=False):
+    directions: Any
 
 
 _map, _leaves, _unflatten = _torch.pytree.tree_map, _torch.pytree.tree_leaves, _torch.pytree.tree_unflatten
@@ -78,6 +84,7 @@ class Problem:
         for leaf, label in zip(self.leaves, self.labels, strict=True):
             check_leaf(leaf, label)
         self.aux: Any = None
+        self.batch_ndim = 0
 
     def directions(self, given: Any) -> Directions:
         """The user's directions, checked, or their lazy directions."""
@@ -106,11 +113,12 @@ class Problem:
         return rows
 
     def basis(self, batch_ndim: int = 0) -> Basis:
-        """The coordinate directions of the primals."""
+        """The coordinate directions of the primals, which the samples of ``batch_ndim`` leading axes share."""
         for leaf, label in zip(self.leaves, self.labels, strict=True):
             if not 0 <= batch_ndim <= leaf.ndim:
                 shape = tuple(leaf.shape)
                 raise ValueError(f"batch_ndim is {batch_ndim}; expected 0 to {leaf.ndim} for {label} {shape}.")
+        self.batch_ndim = batch_ndim
         return Basis([leaf.shape for leaf in self.leaves], batch_ndim)
 
     def run(
@@ -146,8 +154,19 @@ class Problem:
         with one.running():
             out = self.func(arguments) if self.bare else self.func(*arguments)
         out, self.aux = split_aux(out, self.has_aux)
+        self._check_samples(_leaves(out))
         one.check_followed(_leaves(out))
         return _map(one.jet, out)
+
+    def _check_samples(self, results: list[Any]) -> None:
+        """Refuse results without an entry for each sample: a sum over samples has derivatives of them all, added up."""
+        samples = torch.broadcast_shapes(*(leaf.shape[: self.batch_ndim] for leaf in self.leaves))
+        for result in results:
+            if isinstance(result, Tensor) and result.shape[: self.batch_ndim] != samples:
+                raise ValueError(
+                    f"batch_ndim is {self.batch_ndim} and func returned shape {tuple(result.shape)}; expected one "
+                    f"result for each sample, with {tuple(samples)} in front."
+                )
 
     def finish(self, *result: Any) -> Any:
         """The result, with the auxiliary output behind it where there is one."""
@@ -335,19 +354,20 @@ def quadratic_of(result: Any, pairs: PairSet, kind: Entry) -> Quadratic:
 
 @overload
 def gradient(
-    func: Func[Tensor], primals: Primals, *, has_aux: Plain = False, **options: Unpack[_Chunked]
+    func: Func[Tensor], primals: Primals, *, has_aux: Plain = False, **options: Unpack[_Batched]
 ) -> Primals: ...
 @overload
 def gradient(
-    func: WithAux[Tensor, Aux], primals: Primals, *, has_aux: Paired, **options: Unpack[_Chunked]
+    func: WithAux[Tensor, Aux], primals: Primals, *, has_aux: Paired, **options: Unpack[_Batched]
 ) -> tuple[Primals, Aux]: ...
 @overload
-def gradient(func: Func[Any], primals: Any, *, has_aux: bool = False, **options: Unpack[_Chunked]) -> Any: ...
+def gradient(func: Func[Any], primals: Any, *, has_aux: bool = False, **options: Unpack[_Batched]) -> Any: ...
 @_torch.apart_from_graphs
 def gradient(
     func: Callable[..., Any],
     primals: Any,
     *,
+    batch_ndim: int = 0,
     has_aux: bool = False,
     chunk_size: int | None = None,
     memory: int | str | None = None,
@@ -355,32 +375,35 @@ def gradient(
 ) -> Any:
     """All first derivatives of ``func``, without a backward pass: the primals' structure, each (*out, *S).
 
+    With ``batch_ndim`` those of each sample, S being the shape of one: of u (B,) by x (B, d) they are (B, d).
+
     Example:
         >>> gradient(lambda x: (x**2).sum(), torch.tensor([1.0, 2.0]))
         tensor([2., 4.])
     """
     problem = Problem(func, primals, has_aux, no_grad)
-    basis = problem.basis()
+    basis = problem.basis(batch_ndim)
     tree = problem.run(basis, PairSet.none(basis.k), chunk_size, memory)
-    return problem.finish(_part(tree, lambda j: _by_primal(problem, j.tangent.movedim(0, -1))))
+    return problem.finish(_part(tree, lambda j: _by_primal(problem, basis, j.tangent.movedim(0, -1))))
 
 
 @overload
 def hvp(
-    func: Func[Tensor], primals: Primals, v: Any, *, has_aux: Plain = False, **options: Unpack[_Chunked]
+    func: Func[Tensor], primals: Primals, v: Any, *, has_aux: Plain = False, **options: Unpack[_Batched]
 ) -> Primals: ...
 @overload
 def hvp(
-    func: WithAux[Tensor, Aux], primals: Primals, v: Any, *, has_aux: Paired, **options: Unpack[_Chunked]
+    func: WithAux[Tensor, Aux], primals: Primals, v: Any, *, has_aux: Paired, **options: Unpack[_Batched]
 ) -> tuple[Primals, Aux]: ...
 @overload
-def hvp(func: Func[Any], primals: Any, v: Any, *, has_aux: bool = False, **options: Unpack[_Chunked]) -> Any: ...
+def hvp(func: Func[Any], primals: Any, v: Any, *, has_aux: bool = False, **options: Unpack[_Batched]) -> Any: ...
 @_torch.apart_from_graphs
 def hvp(
     func: Callable[..., Any],
     primals: Any,
     v: Any,
     *,
+    batch_ndim: int = 0,
     has_aux: bool = False,
     chunk_size: int | None = None,
     memory: int | str | None = None,
@@ -388,33 +411,37 @@ def hvp(
 ) -> Any:
     """The Hessian times ``v``, without a backward pass: one star of pairs, ``v`` against each coordinate.
 
+    With ``batch_ndim`` each sample's Hessian times its own part of ``v``.
+
     Example:
         >>> hvp(lambda x: (x**3).sum(), torch.tensor([1.0, 2.0]), torch.tensor([1.0, 1.0]))
         tensor([ 6., 12.])
     """
     problem = Problem(func, primals, has_aux, no_grad)
-    rows = Joined(Given(problem.single(v, "v")), problem.basis())
+    basis = problem.basis(batch_ndim)
+    rows = Joined(Given(problem.single(v, "v")), basis)
     tree = problem.run(rows, PairSet.star(rows.k), chunk_size, memory)
-    return problem.finish(_part(tree, lambda j: _by_primal(problem, j.second.movedim(0, -1))))
+    return problem.finish(_part(tree, lambda j: _by_primal(problem, basis, j.second.movedim(0, -1))))
 
 
 @overload
-def hessian(func: Func[Tensor], primals: Tensor, *, has_aux: Plain = False, **options: Unpack[_Chunked]) -> Tensor: ...
+def hessian(func: Func[Tensor], primals: Tensor, *, has_aux: Plain = False, **options: Unpack[_Batched]) -> Tensor: ...
 @overload
 def hessian(
-    func: WithAux[Tensor, Aux], primals: Tensor, *, has_aux: Paired, **options: Unpack[_Chunked]
+    func: WithAux[Tensor, Aux], primals: Tensor, *, has_aux: Paired, **options: Unpack[_Batched]
 ) -> tuple[Tensor, Aux]: ...
 @overload
 def hessian(
-    func: Func[Tensor], primals: dict[str, Tensor], *, has_aux: Plain = False, **options: Unpack[_Chunked]
+    func: Func[Tensor], primals: dict[str, Tensor], *, has_aux: Plain = False, **options: Unpack[_Batched]
 ) -> dict[str, dict[str, Tensor]]: ...
 @overload
-def hessian(func: Func[Any], primals: Any, *, has_aux: bool = False, **options: Unpack[_Chunked]) -> Any: ...
+def hessian(func: Func[Any], primals: Any, *, has_aux: bool = False, **options: Unpack[_Batched]) -> Any: ...
 @_torch.apart_from_graphs
 def hessian(
     func: Callable[..., Any],
     primals: Any,
     *,
+    batch_ndim: int = 0,
     has_aux: bool = False,
     chunk_size: int | None = None,
     memory: int | str | None = None,
@@ -422,31 +449,32 @@ def hessian(
 ) -> Any:
     """All second derivatives of ``func``: (*out, *S, *S), or the primals' structure twice over.
 
+    With ``batch_ndim`` those of each sample, S being the shape of one: of u (B,) by x (B, d) they are (B, d, d).
+
     Example:
         >>> hessian(lambda x: x[0] ** 2 * x[1], torch.tensor([1.0, 2.0]))
         tensor([[4., 2.],
                 [2., 0.]])
     """
     problem = Problem(func, primals, has_aux, no_grad)
-    basis = problem.basis()
+    basis = problem.basis(batch_ndim)
     pairs = PairSet.all(basis.k)
     tree = problem.run(basis, pairs, chunk_size, memory)
 
     def blocks(j: Jet) -> Any:
         full = pairs.matrix(j.second).movedim((0, 1), (-2, -1))
         parts = full.split(basis.sizes, -2)
-        shaped = [p.unflatten(-2, leaf.shape or (1,)) for p, leaf in zip(parts, problem.leaves, strict=True)]
-        rows = [p if leaf.ndim else p.squeeze(-2) for p, leaf in zip(shaped, problem.leaves, strict=True)]
-        trees = [_by_primal(problem, row) for row in rows]
+        rows = [p.unflatten(-2, shape) if shape else p.squeeze(-2) for p, shape in zip(parts, basis.each, strict=True)]
+        trees = [_by_primal(problem, basis, row) for row in rows]
         return trees[0] if problem.bare and len(trees) == 1 else _unflatten(trees, problem.structure)
 
     return problem.finish(_part(tree, blocks))
 
 
-def _by_primal(problem: Problem, flat: Tensor) -> Any:
+def _by_primal(problem: Problem, basis: Basis, flat: Tensor) -> Any:
     """(..., D) as the primals' structure, each leaf (..., *S)."""
-    parts = flat.split([leaf.numel() for leaf in problem.leaves], -1)
-    shaped = [p.reshape((*p.shape[:-1], *leaf.shape)) for p, leaf in zip(parts, problem.leaves, strict=True)]
+    parts = flat.split(basis.sizes, -1)
+    shaped = [p.reshape((*p.shape[:-1], *shape)) for p, shape in zip(parts, basis.each, strict=True)]
     return _unflatten(shaped, problem.structure)
 
 
@@ -470,8 +498,7 @@ def laplacian(
 ) -> Any:
     """The sum of the second derivatives of ``func`` along all coordinates, carried as a single row.
 
-    With ``directions``, the sum of v_k^T H v_k over those instead. ``batch_ndim`` leading axes of every primal number
-    samples that do not interact, as in ``u(x)`` with x (batch, dim): they share the coordinate directions.
+    With ``directions``, the sum of v_k^T H v_k over those instead. With ``batch_ndim`` that of each sample.
 
     Example:
         >>> laplacian(lambda x: (x**3).sum(), torch.tensor([1.0, 2.0]))
