@@ -37,7 +37,7 @@ def transforms(x: Tensor, v: Tensor, named: dict[str, Tensor]) -> None:
     assert_type(jp.gradient(by_name, named), dict[str, Tensor])
     assert_type(jp.hvp(f, x, x), Tensor)
     assert_type(jp.hvp(g, x, x, has_aux=True), tuple[Tensor, str])
-    assert_type(jp.hessian(f, x), Tensor)
+    assert_type(jp.hessian(f, x, batch_ndim=1), Tensor)
     assert_type(jp.hessian(g, x, has_aux=True), tuple[Tensor, str])
     assert_type(jp.hessian(by_name, named), dict[str, dict[str, Tensor]])
     assert_type(jp.laplacian(f, x, batch_ndim=1), Tensor)

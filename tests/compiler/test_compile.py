@@ -107,7 +107,10 @@ def test_several_primals_of_compiled_transforms(transform: Any) -> None:
 @pytest.mark.usefixtures("traced")
 def test_samples_and_one_long_sample_of_the_same_shape_are_told_apart() -> None:
     fast, x = jp.compile(jp.gradient), torch.randn(1, 3, dtype=F64)
-    assert fast(torch.sum, x).shape == (1, 3) and fast(torch.sum, x, batch_ndim=1).shape == (3,)
+    func = lambda x: x.square().sum(-1)  # noqa: E731
+    assert fast(func, x).shape == (1, 1, 3) and fast(func, x, batch_ndim=1).shape == (1, 3)
+    with pytest.raises(ValueError, match=r"batch_ndim is 1 and func returned shape \(\); expected one result"):
+        fast(torch.sum, x, batch_ndim=1)
 
 
 @pytest.mark.slow

@@ -124,7 +124,7 @@ class TracedEstimate:
     def is_stale(self, inputs: Sequence[Tensor], calls: int) -> bool:
         """Whether a plan of today would be another one: looked at after ever more calls, for it takes some passes."""
         self._calls += calls
-        if self._calls < self._due:
+        if self._calls < self._due and not self.plan.due:  # due: it was made of losses that are NaN
             return False
         self._due = 2 * self._calls
         return not _alike(self.plan, self._planned(inputs)[0])

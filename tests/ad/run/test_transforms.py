@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.functional import hessian as reverse_hessian
+from torch.autograd.functional import hvp as reverse_hvp
 from torch.autograd.functional import jacobian as reverse_jacobian
 
 import jetplane as jp
@@ -117,6 +119,40 @@ def test_laplacian_of_samples(chunk_size: int | None) -> None:
     u = lambda x: ((x @ A.T).tanh() * x.exp()).sum(-1) ** 2  # noqa: E731
     assert_close(jp.laplacian(u, x, batch_ndim=1, chunk_size=chunk_size), each)
     assert_close(jp.laplacian(lambda x: u(x).sum(), x, chunk_size=chunk_size), each.sum())
+
+
+def _potential(a: Tensor, b: Tensor) -> Tensor:
+    """Of samples: a (*batch), b (*batch, 2, 3)."""
+    return (b.square().sum((-2, -1)) + a).sin() * b[..., 0, 1] + a.exp() * b[..., 1, 2] ** 3
+
+
+@pytest.mark.parametrize("chunk_size", [None, 2])
+@pytest.mark.parametrize("batch", [(), (5,), (2, 3)])
+def test_derivatives_of_samples_are_those_of_each(batch: tuple[int, ...], chunk_size: int | None) -> None:
+    primals, v = ((torch.randn(batch, dtype=F64), randn(*batch, 2, 3)) for _ in range(2))
+    options = {"batch_ndim": len(batch), "chunk_size": chunk_size}
+    slopes = jp.gradient(_potential, primals, **options)
+    products = jp.hvp(_potential, primals, v, **options)
+    blocks = jp.hessian(_potential, primals, **options)
+    trace = jp.laplacian(_potential, primals, **options)
+    for place in itertools.product(*map(range, batch)):
+        each, along = (tuple(part[place] for part in parts) for parts in (primals, v))
+        expected = reverse_hessian(_potential, each)
+        for row in range(2):
+            assert_close(slopes[row][place], reverse_jacobian(_potential, each)[row])
+            assert_close(products[row][place], reverse_hvp(_potential, each, along)[1][row])
+            for column in range(2):
+                assert_close(blocks[row][column][place], expected[row][column])
+        assert_close(trace[place], expected[0][0] + expected[1][1].reshape(6, 6).trace())
+
+
+def test_samples_that_are_summed_are_refused() -> None:
+    x = randn(4, 2)
+    for transform in (jp.gradient, jp.hessian, jp.laplacian, lambda f, x, **options: jp.hvp(f, x, x, **options)):
+        with pytest.raises(
+            ValueError, match=r"func returned shape \(\); expected one result for each .*\(4,\) in front"
+        ):
+            transform(lambda x: x.square().sum(), x, batch_ndim=1)
 
 
 @pytest.mark.parametrize("chunk_size", [None, 2])

@@ -41,3 +41,21 @@ def test_coupled_samples_raise() -> None:
     jp.forward_gradient(classify(model), model.parameters(), X, Y)
     with pytest.raises(jp.CoupledSamples):  # also where the plan is known
         jp.forward_gradient(classify(model), model.parameters(), X, Y, coupled="raise")
+
+
+def test_losses_that_are_nan_say_nothing_of_samples(caplog: pytest.LogCaptureFixture) -> None:
+    broken, estimates = X.clone(), []
+    broken[3] = torch.nan
+    for inputs in (broken, X):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+        estimate = jp.ForwardGradient(model.parameters(), samples=2, coupled="raise")
+        with caplog.at_level("WARNING", "jetplane"):
+            assert estimate(classify(model), inputs, Y).isnan().item() == (inputs is broken)  # and nothing raises
+        model.zero_grad()
+        estimate.reset()
+        estimate(classify(model), X, Y)  # looks again, at the first batch that can tell
+        estimates.append([parameter.grad for parameter in model.parameters()])
+    assert not caplog.records
+    for found, expected in zip(*estimates, strict=True):
+        torch.testing.assert_close(found, expected)

@@ -85,9 +85,14 @@ class Basis:
     batch_ndim: int = 0
 
     @property
+    def each(self) -> list[torch.Size]:
+        """The shape of one sample of each tensor."""
+        return [shape[self.batch_ndim :] for shape in self.shapes]
+
+    @property
     def sizes(self) -> list[int]:
         """How many directions each tensor has."""
-        return [shape[self.batch_ndim :].numel() for shape in self.shapes]
+        return [shape.numel() for shape in self.each]
 
     @property
     def k(self) -> int:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from .. import _torch
@@ -79,6 +80,7 @@ class Problem:
         for leaf, label in zip(self.leaves, self.labels, strict=True):
             check_leaf(leaf, label)
         self.aux: Any = None
+        self.batch_ndim = 0
 
     def directions(self, given: Any) -> Directions:
         """The user's directions, checked, or their lazy directions."""
@@ -108,11 +110,12 @@ class Problem:
         return rows
 
     def basis(self, batch_ndim: int = 0) -> Basis:
-        """The coordinate directions of the primals, those of all samples at once."""
+        """The coordinate directions of the primals, which the samples of ``batch_ndim`` leading axes share."""
         for leaf, label in zip(self.leaves, self.labels, strict=True):
             if not 0 <= batch_ndim <= leaf.ndim:
                 shape = tuple(leaf.shape)
                 raise ValueError(f"batch_ndim is {batch_ndim}; expected 0 to {leaf.ndim} for {label} {shape}.")
+        self.batch_ndim = batch_ndim
         return Basis([leaf.shape for leaf in self.leaves], batch_ndim)
 
     def take(self, task: Task, chunk_size: int | None = None, memory: int | str | None = None) -> Any:
@@ -124,9 +127,19 @@ class Problem:
 
     def finish(self, task: Task, tree: Any) -> Any:
         """The transform's result from what was read, with the auxiliary output behind it where there is one."""
+        each(tree, self._check_samples)
         result = task.result(tree)
         result = (*result, self.aux) if self.has_aux else result
         return result[0] if len(result) == 1 else result
+
+    def _check_samples(self, one: Read) -> None:
+        """Refuse results without an entry for each sample: a sum over samples has derivatives of them all, added up."""
+        samples = torch.broadcast_shapes(*(leaf.shape[: self.batch_ndim] for leaf in self.leaves))
+        if one.output.shape[: self.batch_ndim] != samples:
+            raise ValueError(
+                f"batch_ndim is {self.batch_ndim} and func returned shape {tuple(one.output.shape)}; expected one "
+                f"result for each sample, with {tuple(samples)} in front."
+            )
 
     def _run(self, task: Task, chunk_size: int | None, memory: int | str | None) -> Any:
         """The jets of all outputs, as a tree."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from .. import _torch
 from ..algebra.curvature_table import Entry, entry
 from ..algebra.jet import HyperDual, Jet, PairSet, Quadratic
-from .directions import Given, Joined
+from .directions import Basis, Given, Joined
 from .problem import Problem, Read, Task, each
 
 __all__ = ["gradient", "hessian", "hvp", "hyperdual", "jet", "jvp", "laplacian", "quadratic", "quadratic_of"]
@@ -91,19 +91,20 @@ def gradient(problem: Problem, *, batch_ndim: int = 0) -> Task:
         basis,
         PairSet.none(basis.k),
         read=lambda jet: (jet.tangent.movedim(0, -1),),
-        result=lambda tree: (each(tree, lambda one: _by_primal(problem, one.parts[0], batch_ndim)),),
+        result=lambda tree: (each(tree, lambda one: _by_primal(problem, basis, one.parts[0])),),
         kind=batch_ndim,
     )
 
 
 def hvp(problem: Problem, v: Any, *, batch_ndim: int = 0) -> Task:
     """A star of pairs: ``v``, with entries of its own for each sample, against the coordinates."""
-    rows = Joined(Given(problem.single(v, "v")), problem.basis(batch_ndim))
+    basis = problem.basis(batch_ndim)
+    rows = Joined(Given(problem.single(v, "v")), basis)
     return Task(
         rows,
         PairSet.star(rows.k),
         read=lambda jet: (jet.second.movedim(0, -1),),
-        result=lambda tree: (each(tree, lambda one: _by_primal(problem, one.parts[0], batch_ndim)),),
+        result=lambda tree: (each(tree, lambda one: _by_primal(problem, basis, one.parts[0])),),
         kind=batch_ndim,
     )
 
@@ -113,15 +114,13 @@ def hessian(problem: Problem, *, batch_ndim: int = 0) -> Task:
     basis = problem.basis(batch_ndim)
     pairs = PairSet.all(basis.k)
 
-    shapes = _shapes(problem, batch_ndim)
-
     def row(part: Tensor, shape: torch.Size) -> Any:  # (*out, size of one primal, K)
         out = part.shape[:-2]
-        trees = _by_primal(problem, part, batch_ndim)
+        trees = _by_primal(problem, basis, part)
         return _torch.pytree.tree_map(lambda block: block.reshape((*out, *shape, *block.shape[len(out) + 1 :])), trees)
 
     def blocks(one: Read) -> Any:
-        rows = [row(*both) for both in zip(one.parts[0].split(basis.sizes, -2), shapes, strict=True)]
+        rows = [row(*both) for both in zip(one.parts[0].split(basis.sizes, -2), basis.each, strict=True)]
         return rows[0] if problem.bare and len(rows) == 1 else _torch.pytree.tree_unflatten(rows, problem.structure)
 
     return Task(
@@ -156,14 +155,8 @@ def _part(tree: Any, number: int) -> Any:
     return each(tree, lambda one: one.parts[number])
 
 
-def _by_primal(problem: Problem, flat: Tensor, batch_ndim: int) -> Any:
+def _by_primal(problem: Problem, basis: Basis, flat: Tensor) -> Any:
     """(..., K) as the primals' structure, each leaf (..., *S) of one sample."""
-    shapes = _shapes(problem, batch_ndim)
-    parts = flat.split([shape.numel() for shape in shapes], -1)
-    shaped = [part.reshape((*part.shape[:-1], *shape)) for part, shape in zip(parts, shapes, strict=True)]
+    parts = flat.split(basis.sizes, -1)
+    shaped = [part.reshape((*part.shape[:-1], *shape)) for part, shape in zip(parts, basis.each, strict=True)]
     return _torch.pytree.tree_unflatten(shaped, problem.structure)
-
-
-def _shapes(problem: Problem, batch_ndim: int) -> list[torch.Size]:
-    """Of one sample of each primal."""
-    return [leaf.shape[batch_ndim:] for leaf in problem.leaves]

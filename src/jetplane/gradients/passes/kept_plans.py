@@ -129,12 +129,10 @@ class KeptPlans:
         if plan.due:
             what = len(plan.keys), len(plan.sites), plan.samples
             log.info("planning a program of %d operations: noise at %d places, %d samples", *what)
-            _find_layouts(plan, passes, width)
-            if plan.age == 0:
-                plan = _apart(plan, passes, width)
-            find_tokens(plan, partial(passes.look, plan), _wide(plan, width))
-            plan.due = False
-            log.info("planned: samples are told apart at %d places, tokens at %d", *_known_at(plan))
+            if _find_layouts(plan, passes, width):
+                plan = _completed(plan, passes, width)
+            else:
+                log.info("the losses are NaN, which tells nothing of samples: planned again with the next batch")
         plans.insert(0, plan)
         del plans[_KEPT:]
         return plan
@@ -148,8 +146,18 @@ def _taken_out(plans: list[NoisePlan], new: NoisePlan) -> NoisePlan:
     return new
 
 
-def _find_layouts(plan: NoisePlan, passes: Passes, width: Width) -> None:
-    find_layouts(plan, partial(passes.carry, plan, masked=False), _wide(plan, width))
+def _completed(plan: NoisePlan, passes: Passes, width: Width) -> NoisePlan:
+    """The plan whose samples were looked for, or one that tells more of them apart, with its tokens."""
+    if plan.age == 0:
+        plan = _apart(plan, passes, width)
+    find_tokens(plan, partial(passes.look, plan), _wide(plan, width))
+    plan.due = False
+    log.info("planned: samples are told apart at %d places, tokens at %d", *_known_at(plan))
+    return plan
+
+
+def _find_layouts(plan: NoisePlan, passes: Passes, width: Width) -> bool:
+    return find_layouts(plan, partial(passes.carry, plan, masked=False), _wide(plan, width))
 
 
 def _apart(plan: NoisePlan, passes: Passes, width: Width) -> NoisePlan:

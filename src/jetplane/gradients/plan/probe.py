@@ -12,21 +12,27 @@ from .questions import Carry, Question, ask, half
 __all__ = ["find_layouts"]
 
 
-def find_layouts(plan: NoisePlan, carry: Carry, width: int) -> None:
+def find_layouts(plan: NoisePlan, carry: Carry, width: int) -> bool:
     """Prove a layout for each site, or leave it None: coupled. ``width`` tangents are carried at a time.
 
     First each site alone, its candidates in turn, with half of the samples and with the other half. Then all that are
-    left together, with subsets that tell any two samples apart; if that fails, each of them alone.
+    left together, with subsets that tell any two samples apart; if that fails, each of them alone. False, and nothing
+    is known of any site, where losses are NaN whatever the tangents are.
     """
     for site in plan.sites:  # of a single sample nothing has to be told apart
         site.layout, site.coupled = guess(site.shape, 1) if plan.samples == 1 else None, False
     if plan.samples == 1 or not plan.sites:
-        return
+        return True
     asker = _Asker(plan, carry, width)
     _one_by_one(plan, asker)
     _all_together(plan, asker)
+    if any(site.coupled for site in plan.sites) and asker.loses_anyway():
+        for site in plan.sites:
+            site.layout, site.coupled = None, False
+        return False
     for site in plan.sites:  # samples that a batch norm couples are told apart, and coupled all the same
         site.coupled = site.coupled or _is_normalised(plan, site)
+    return True
 
 
 def _all_together(plan: NoisePlan, asker: _Asker) -> None:
@@ -80,6 +86,12 @@ class _Asker:
     def together(self, layouts: dict[int, Layout], subsets: Tensor) -> bool:
         """Whether no sample's loss depends on another sample's entries at any of the sites."""
         return all(apart for apart, _ in self._answers([Question({**layouts}, subset) for subset in subsets]))
+
+    def loses_anyway(self) -> bool:
+        """Whether a loss becomes NaN where no tangent is."""
+        samples, nobody = self._plan.samples, torch.zeros(self._plan.samples, dtype=torch.bool, device=self.device)
+        layouts = {site.number: each for site in self._plan.sites for each in candidates(site.shape, samples)[:1]}
+        return bool(layouts) and not self.together({**layouts}, nobody.unsqueeze(0))
 
     def _answers(self, questions: list[Question]) -> list[tuple[bool, bool]]:
         lost = torch.stack([lost for _, lost in ask(questions, self._carry, self._width)])  # (questions, B)

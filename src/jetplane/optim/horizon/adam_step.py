@@ -168,6 +168,7 @@ def take(
         held.numbers[_RATE] = held.leaves[0].rate if rules.fixed else _first_rate(held, first(_in_order(directions)))
         held.numbers[_FIRST] = loss
     elif seen is not None:
+        held.numbers[_FIRST] = torch.where(torch.isfinite(held.numbers[_FIRST]), held.numbers[_FIRST], loss)
         _follow(rules, held, seen)
     _move(rules, held, directions, loss, taken)
     _, rate, lead, *_ = held.numbers.unbind()
