@@ -11,7 +11,7 @@ from cases import randn
 
 def test_the_hessian_of_samples_has_the_primals_structure_twice() -> None:
     x, y = randn(5, 3), randn(5)
-    u = lambda p: (p["x"].exp().sum(-1) * p["y"].sin())  # noqa: E731
+    u = lambda p: p["x"].exp().sum(-1) * p["y"].sin()  # noqa: E731
     found = jp.hessian(u, {"x": x, "y": y}, batch_ndim=1)
     torch.testing.assert_close(found["x"]["x"], torch.diag_embed(x.exp() * y.sin()[:, None]))
     torch.testing.assert_close(found["y"]["x"], x.exp() * y.cos()[:, None])
