@@ -60,9 +60,17 @@ def _var_mean(x: Tensor, dim: Axes = None, *, correction: Any = None, keepdim: b
     over = axes(x, dim)
     mean = x.mean(over, keepdim=True)
     free = count(x, over) - (1 if correction is None else correction)
-    square = (x - mean) * (x - mean)
+    square = squared_size(x - mean)
     var = square.sum(over, keepdim=keepdim) / max(free, 0)
     return var, mean if keepdim else mean.sum(over)
+
+
+def squared_size(x: Tensor) -> Tensor:
+    """|x|^2."""
+    if not x.is_complex():
+        return x * x
+    re, im = torch.view_as_real(x.resolve_conj()).unbind(-1)
+    return re * re + im * im
 
 
 def root(x: Tensor) -> Tensor:
@@ -89,11 +97,11 @@ def _vector_norm(x: Tensor, ord: Any = 2, dim: Axes = None, keepdim: bool = Fals
     over = axes(x, dim)
     size = x.abs()
     if ord == 2:
-        return root((x * x).sum(over, keepdim=keepdim))
+        return root(squared_size(x).sum(over, keepdim=keepdim))
     if ord == 1:
         return size.sum(over, keepdim=keepdim)
     if ord == 0:
-        return (x != 0).sum(over, keepdim=keepdim).to(x.dtype)
+        return (x != 0).sum(over, keepdim=keepdim).to(size.dtype)
     if ord == math.inf:
         return size.amax(over, keepdim=keepdim)
     if ord == -math.inf:

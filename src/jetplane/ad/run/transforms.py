@@ -76,7 +76,7 @@ class Problem:
             raise ValueError("primals hold no tensor; expected at least one to perturb.")
         self.labels = [f"primal {i}" if len(self.leaves) > 1 else "the primal" for i in range(len(self.leaves))]
         for leaf, label in zip(self.leaves, self.labels, strict=True):
-            check_leaf(leaf, label)
+            check_leaf(leaf, label, real=False)
         self.aux: Any = None
 
     def directions(self, given: Any) -> Directions:
@@ -108,6 +108,7 @@ class Problem:
     def basis(self, batch_ndim: int = 0) -> Basis:
         """The coordinate directions of the primals."""
         for leaf, label in zip(self.leaves, self.labels, strict=True):
+            check_leaf(leaf, label)
             if not 0 <= batch_ndim <= leaf.ndim:
                 shape = tuple(leaf.shape)
                 raise ValueError(f"batch_ndim is {batch_ndim}; expected 0 to {leaf.ndim} for {label} {shape}.")
@@ -328,6 +329,10 @@ def quadratic_of(result: Any, pairs: PairSet, kind: Entry) -> Quadratic:
         raise ValueError(f"the function returned {type(result).__name__}; expected one scalar tensor.")
     if result.primal.numel() != 1 and not kind.each:
         raise ValueError(f"the loss has shape {tuple(result.primal.shape)}; expected a scalar.")
+    if result.primal.is_complex():
+        raise ValueError(
+            f"the loss has dtype {result.primal.dtype}; expected a real number, such as loss.real or loss.abs()."
+        )
     if not result.primal.is_floating_point():
         raise ValueError(f"the loss has dtype {result.primal.dtype}; expected a floating-point scalar.")
     return kind.read(result, pairs)
