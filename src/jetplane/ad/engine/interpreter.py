@@ -24,7 +24,7 @@ from .boundary import AtOnce, Boundary
 from .grad_switches import GradSwitches
 from .locate import call_site
 from .results import no_complex_rule, refuse_reinterpretation
-from .rows import Record, Seed
+from .rows import Record, Seed, resolved
 from .stops import StopMode, every_stop
 from .witness import Witness
 
@@ -410,6 +410,8 @@ class JetMode(_torch.DispatchMode):
         storage = target.untyped_storage()
         record = self._records.get(storage)
         dtype = target.dtype
+        if dtype.is_complex:
+            tangent, second = resolved(tangent), resolved(second)
         fits = (tangent is None or tangent.dtype == dtype) and (second is None or second.dtype == dtype)
         if record is None and fits:  # as nearly always
             if tangent is not None or second is not None:

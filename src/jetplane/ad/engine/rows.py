@@ -147,6 +147,14 @@ def _check_kinship(tensor: Tensor, dtype: torch.dtype) -> None:
         )
 
 
+def resolved(rows: Tensor | None) -> Tensor | None:
+    """Rows that are memory, and no lazy conjugate or negative of it.
+
+    Rules of elementwise operations run below the part of the dispatcher that knows of these.
+    """
+    return rows if rows is None or not (rows.is_conj() or rows.is_neg()) else rows.resolve_conj().resolve_neg()
+
+
 def _shown(rows: Tensor | None, tensor: Tensor) -> Tensor | None:
     """Rows of memory as rows of what ``tensor`` shows of it, and back."""
     if rows is not None and tensor.is_conj():
@@ -168,7 +176,7 @@ def _write(flat: Tensor, tensor: Tensor, rows: Tensor | None) -> None:
         target = _view(flat, geometry(tensor))
     else:
         target = _halves(flat, tensor)
-        rows = torch.view_as_real(rows.resolve_conj()) if rows is not None and tensor.is_complex() else rows
+        rows = torch.view_as_real(rows) if rows is not None and tensor.is_complex() else rows
     if rows is None:
         target.zero_()
     else:
@@ -179,7 +187,7 @@ def _halves(flat: Tensor, tensor: Tensor) -> Tensor:
     """Of rows of the other kind: those of real numbers (R, *S), or those of complex ones as pairs (R, *S, 2)."""
     size, stride, offset = geometry(tensor)
     if flat.is_complex():
-        return _view(torch.view_as_real(flat.resolve_conj()).flatten(1), (size, stride, offset))
+        return _view(torch.view_as_real(flat).flatten(1), (size, stride, offset))
     return _view(flat, ((*size, 2), (*(2 * step for step in stride), 1), 2 * offset))
 
 
@@ -215,7 +223,7 @@ class Seed:
     def read(self, tensor: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Tangent and second rows of ``tensor``, a view of the leaf."""
         if geometry(tensor) == self._shape and tensor.dtype == self._dtype and not tensor.is_conj():
-            return self._tangent(), self._source.second()
+            return self._tangent(), resolved(self._source.second())
         if self._views is None:
             record = self.record(tensor)
             if self._held is None:
@@ -264,12 +272,13 @@ class Seed:
 
     def record(self, tensor: Tensor) -> Record:
         """The leaf's rows as an ordinary record, for views and writes."""
-        return Record(tensor, self._tangent(), self._source.second(), anchor=(self._shape, self._dtype))
+        return Record(tensor, self._tangent(), resolved(self._source.second()), anchor=(self._shape, self._dtype))
 
     def _tangent(self) -> Tensor:
         if self._held is not None:
             return self._held
-        rows = self._source.tangent()
+        rows = resolved(self._source.tangent())
+        assert rows is not None
         if rows.numel() <= _SMALL:
             self._held = rows
         return rows

@@ -55,7 +55,7 @@ holds_for_complex(
     *(aten.linalg_lu, aten.linalg_lu_factor_ex, aten.lu_unpack, aten.linalg_lu_solve, aten.linalg_matrix_exp),
     *(aten.linalg_cholesky_ex, aten.cholesky, aten.cholesky_solve, aten.cholesky_inverse, aten.linalg_qr),
     *(aten.linalg_householder_product, aten.ormqr, aten._linalg_eigh, aten._linalg_svd, aten._linalg_slogdet),
-    *(aten._linalg_det, aten.linalg_pinv.atol_rtol_tensor, aten.linalg_lstsq),
+    *(aten._linalg_det, aten.linalg_eig, aten._linalg_eigvals, aten.linalg_pinv.atol_rtol_tensor, aten.linalg_lstsq),
 )
 
 # -- from real numbers and back --------------------------------------------------------------------------------------

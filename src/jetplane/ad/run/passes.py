@@ -54,6 +54,11 @@ class Pass:
             self._seed(tensor, source, label)
 
     def _seed(self, tensor: Tensor, source: Source, label: str) -> None:
+        if tensor.is_conj() or tensor.is_neg():
+            raise TypeError(
+                f"{label} is a conjugate or negative view, which shows what its memory does not hold; expected "
+                ".resolve_conj().resolve_neg() of it."
+            )
         neighbours = self._leaves.setdefault(tensor.untyped_storage(), [])
         for other, name in neighbours:
             if overlap(geometry(tensor), geometry(other)):
@@ -163,8 +168,6 @@ def check_leaf(tensor: object, label: str, *, parts: bool = False, real: bool = 
             f"{label} has dtype {tensor.dtype}; expected real numbers here, of which the program makes complex ones by "
             "torch.view_as_complex."
         )
-    if tensor.is_conj():
-        raise TypeError(f"{label} is a conjugate view of other memory; expected .resolve_conj() of it.")
     if not (tensor.is_floating_point() or tensor.is_complex()):
         raise TypeError(f"{label} has dtype {tensor.dtype}; only floating-point tensors can be perturbed.")
     if tensor.layout is not torch.strided:
