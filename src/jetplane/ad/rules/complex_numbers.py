@@ -23,6 +23,7 @@ from ..algebra.families import (
     composite,
     holds_for_complex,
     linear,
+    primals_of,
     total,
 )
 from ..algebra.jet import Operand, PairSet
@@ -38,13 +39,13 @@ holds_for_complex(
     *(aten.tanh, aten.asinh, aten.atanh, aten.sinc, aten.sigmoid, aten.silu),
     *(aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor, aten.pow.Scalar),
     *(aten.add, aten.sub, aten.rsub, aten.mul, aten.div.Tensor, aten.div.Scalar, aten.addcmul, aten.addcdiv, aten.lerp),
-    *(aten.logaddexp, aten.logsumexp, aten.logcumsumexp),
+    *(aten.logsumexp, aten.logcumsumexp),
 )
 # programs of operations that have rules, and the sizes of numbers by their absolute values
 holds_for_complex(
     *(aten.copy, aten.fill.Tensor, aten.as_strided_copy, aten.unbind_copy, aten.as_strided_scatter),
     *(aten.prod.dim_int, aten.prod.default, aten.cumprod, aten.nansum),
-    *(aten.linear, aten.addmv, aten.addbmm, aten.addr, aten.ger, aten._trilinear),
+    *(aten.ldexp, aten.linear, aten.addmv, aten.addbmm, aten.addr, aten.ger, aten._trilinear),
     *(aten.var_mean.correction, aten.std_mean.correction, aten.var.correction, aten.std.correction),
     *(aten.linalg_vector_norm, aten.norm.ScalarOpt_dim, aten.norm.ScalarOpt_dim_dtype, aten.norm.Scalar),
     *(aten.norm.ScalarOpt_dtype, aten.dist, aten.renorm, aten._weight_norm_interface),
@@ -137,6 +138,18 @@ def _complex_elementwise(op: Any, first: Derivative, second: Derivative) -> None
 
 
 # the product of the two roots, and not the root of the product, whose branch is another one
-_complex_elementwise(
-    aten.acosh, lambda x, y: torch.rsqrt(x - 1) * torch.rsqrt(x + 1), lambda x, y, d: -x * d**3
-)
+_complex_elementwise(aten.acosh, lambda x, y: torch.rsqrt(x - 1) * torch.rsqrt(x + 1), lambda x, y, d: -x * d**3)
+
+
+def _share(x: Tensor) -> Tensor:
+    """1 / (1 + exp(-x)), which torch's sigmoid of a complex number is not where exp(-x) is infinite."""
+    right = x.real >= 0
+    small = torch.exp(where(right, -x, x))
+    return where(right, 1.0, small) / (1 + small)
+
+
+@complex_rule(aten.logaddexp)
+def _logaddexp(pairs: PairSet, op: Any, a: Any, b: Any) -> Operand:
+    x, z = primals_of((a, b))
+    p, q = _share(x - z), _share(z - x)
+    return chain(pairs, op(x, z), [a, b], [p, q], {(0, 0): p * q, (0, 1): -p * q, (1, 1): p * q})
