@@ -358,10 +358,10 @@ ROWS: list[tuple[str, Callable[[], object], type[Exception], str]] = [
         "reinterprets perturbed memory as torch.int64",
     ),
     (
-        "complex-without-a-rule",
-        lambda: jp.gradient(lambda x: (x + 1j * x).to_sparse().abs().sum(), X),
-        jp.UnsupportedProgram,
-        "sparse",
+        "complex-parameter-that-is-a-view",
+        lambda: jp.perturb([torch.ones(2, dtype=torch.complex128).conj()], [torch.ones(1, 2, dtype=torch.complex128)]),
+        TypeError,
+        "parameter 0 is a conjugate or negative view, which shows what its memory does not hold; expected",
     ),
     (
         "complex-loss",

@@ -27,6 +27,7 @@ from ..algebra.families import (
     total,
 )
 from ..algebra.jet import Operand, PairSet
+from .reductions import scan
 
 aten = torch.ops.aten
 where = torch.where
@@ -39,7 +40,7 @@ holds_for_complex(
     *(aten.tanh, aten.asinh, aten.atanh, aten.sinc, aten.sigmoid, aten.silu),
     *(aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor, aten.pow.Scalar),
     *(aten.add, aten.sub, aten.rsub, aten.mul, aten.div.Tensor, aten.div.Scalar, aten.addcmul, aten.addcdiv, aten.lerp),
-    *(aten.logsumexp, aten.logcumsumexp),
+    aten.logsumexp,
 )
 # programs of operations that have rules, and the sizes of numbers by their absolute values
 holds_for_complex(
@@ -117,6 +118,15 @@ def _sgn(x: Tensor) -> Tensor:
 
 
 complex_composite(aten.sgn, _sgn)
+
+
+def _logcumsumexp(x: Tensor, dim: int) -> Tensor:
+    """With torch's own value, for other sums of the same logarithms differ by multiples of 2 pi i."""
+    sums = scan(x, dim, torch.logaddexp)
+    return aten.logcumsumexp(x.detach(), dim) + (sums - sums.detach())
+
+
+complex_composite(aten.logcumsumexp, _logcumsumexp)
 complex_composite(
     aten.nan_to_num,
     lambda x, nan=None, posinf=None, neginf=None: torch.view_as_complex(

@@ -155,7 +155,7 @@ def _prod_dim(x: Tensor, dim: int, keepdim: bool = False, *, dtype: Any = None) 
     if x.ndim == 0:
         return x.clone()
     if x.shape[dim] == 0:
-        return torch.prod(x.detach(), dim, keepdim)
+        return x.sum(dim, keepdim) + 1
     out = _product(x, dim)
     return out if keepdim else out.squeeze(dim)
 
@@ -164,7 +164,7 @@ composite(aten.prod.dim_int, _prod_dim)
 composite(aten.prod.default, lambda x, *, dtype=None: _prod_dim(x.reshape(-1), 0, dtype=dtype))
 
 
-def _scan(x: Tensor, dim: int, combine: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+def scan(x: Tensor, dim: int, combine: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     """The inclusive scan of an associative operation, in log2(n) steps."""
     if x.ndim == 0:
         return x.clone()
@@ -177,11 +177,11 @@ def _scan(x: Tensor, dim: int, combine: Callable[[Tensor, Tensor], Tensor]) -> T
 
 
 def _cumprod(x: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
-    return _scan(x if dtype is None else x.to(dtype), dim, torch.mul)
+    return scan(x if dtype is None else x.to(dtype), dim, torch.mul)
 
 
 composite(aten.cumprod, _cumprod)
-composite(aten.logcumsumexp, lambda x, dim: _scan(x, dim, torch.logaddexp))
+composite(aten.logcumsumexp, lambda x, dim: scan(x, dim, torch.logaddexp))
 
 # -- order statistics: the values are gathered ---------------------------------------------------------------------
 
