@@ -20,7 +20,12 @@ from ..errors import JetplaneError, MissingRule
 from .oracle import double_backward
 
 EXACT, WRONG, MISSING, UNTESTED, REFUSED = "exact", "wrong", "missing", "untested", "refused"
-TOLERANCE = {torch.float64: 1e-7, torch.float32: 2e-3, torch.float16: 1e-2, torch.bfloat16: 1e-1}  # of a complex, its real
+TOLERANCE = {
+    torch.float64: 1e-7,
+    torch.float32: 2e-3,
+    torch.float16: 1e-2,
+    torch.bfloat16: 1e-1,
+}  # of a complex, its real
 FLOOR = {torch.float64: 1e-5}  # of the largest number; a smaller one is compared as if it were as large
 _SHORT_FLOOR = 1e-2
 _UNCHECKED = ("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update")  # read behind small tensors

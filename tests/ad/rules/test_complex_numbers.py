@@ -57,7 +57,7 @@ def test_the_other_half_of_the_plane() -> None:
 PRODUCTS: list[tuple[str, Callable[[Tensor, Tensor], Tensor]]] = [
     ("mul", lambda a, b: a * b.conj() + 2j * a - (b + 1j)),
     ("div", lambda a, b: a / b + 1j / b + a / 2j + a.real / b),
-    ("pow", lambda a, b: a**b + a**2 + a**2.5 + b ** (1 - 2j) + 2j**b + a.abs() ** b + b ** a.real),
+    ("pow", lambda a, b: a**b + a**2 + a**2.5 + b ** (1 - 2j) + 2j**b + a.abs() ** b + b**a.real),
     ("mm", lambda a, b: a @ b.mH + a.conj() @ b),
     ("dots", lambda a, b: torch.stack([torch.vdot(a[0], b[1]), torch.dot(a[0].conj(), b[2]), torch.dot(a[1], b[1])])),
     ("addmm", lambda a, b: torch.addmm(a, b, a, beta=2j, alpha=1 - 1j) + torch.add(a, b, alpha=3j)),
@@ -96,7 +96,10 @@ UNARY: list[tuple[str, Callable[[Tensor], Tensor]]] = [
     ("sum", lambda z: real(z.sum(0)) + real(z.mean()) + real(z.cumsum(0))),
     ("prod", lambda z: real(z.prod()) + real(z.prod(1)) + real(z.cumprod(0))),
     ("var", lambda z: real(z.var()) + real(z.std(0))),
-    ("norms", lambda z: linalg.norm(z) ** 3 + linalg.vector_norm(z, 3) + torch.dist(z, 2 * z.mH, 1) + real(z.norm(dim=0))),
+    (
+        "norms",
+        lambda z: linalg.norm(z) ** 3 + linalg.vector_norm(z, 3) + torch.dist(z, 2 * z.mH, 1) + real(z.norm(dim=0)),
+    ),
     ("matrix-norms", lambda z: linalg.norm(z, "nuc") + linalg.norm(z, 2) ** 2 + linalg.cond(z)),
     ("logsumexp", lambda z: real(z.logsumexp(1)) + real(z.logcumsumexp(0))),
     ("inverse", lambda z: real(linalg.inv(z)) + real(linalg.matrix_power(z, -2))),
@@ -167,7 +170,9 @@ def test_numbers_in_place_of_nan() -> None:
 
 def test_a_sum_of_very_different_exponentials() -> None:
     a, b = torch.tensor([1e4 + 1j, -1e4 + 2j], dtype=C128), numbers(2)
-    check_against_oracle(lambda a, b: real(torch.logaddexp(a, b)), a, b, twin=lambda a, b: real(torch.stack([a[0], b[1]])))
+    check_against_oracle(
+        lambda a, b: real(torch.logaddexp(a, b)), a, b, twin=lambda a, b: real(torch.stack([a[0], b[1]]))
+    )
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (2, 0)])
@@ -203,5 +208,7 @@ def test_what_torch_has_no_kernel_for_stays_torch_s_error() -> None:
 
 
 def test_a_rule_for_complex_numbers_is_entered_once() -> None:
-    with pytest.raises(ValueError, match=r"aten.exp already has a rule for complex numbers; expected one rule for each"):
+    with pytest.raises(
+        ValueError, match=r"aten.exp already has a rule for complex numbers; expected one rule for each"
+    ):
         add_for_complex(torch.ops.aten.exp)

@@ -141,4 +141,10 @@ def test_coverage_goes_on_past_sparse_matrices() -> None:
 
     found = {row.op: row.covered for row in jp.coverage(program, torch.rand(4)).rows}
     assert not found["aten._to_sparse.default"]
-    assert found["aten._fft_r2c.default"] and found["aten.abs.default"] and found["aten.tanh.default"] and found["aten.sigmoid.default"] and found["aten.mm.default"]
+    assert (
+        found["aten._fft_r2c.default"]
+        and found["aten.abs.default"]
+        and found["aten.tanh.default"]
+        and found["aten.sigmoid.default"]
+        and found["aten.mm.default"]
+    )
