@@ -19,7 +19,7 @@ def double_backward(
 ) -> Quadratic:
     """The quadratic model of a real scalar program in the plane of ``directions``, by reverse over reverse mode.
 
-    Of a complex leaf torch's gradient is g with slope Re(conj(g) d): that by its real part, and i times that by the other.
+    Of a complex leaf torch's gradient g has the slope Re(conj(g) d): its parts are those by the leaf's two parts.
     ``leaves`` must require grad; ``directions`` are one tensor (K, *S) for each of them. Attention runs unfused, for
     the fused kernels have no double backward.
     """

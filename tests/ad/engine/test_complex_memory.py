@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import jetplane as jp
-from cases import F64, assert_close, along, check_against_oracle, randn
+from cases import F64, along, assert_close, check_against_oracle, randn
 
 C128 = torch.complex128
 

@@ -394,7 +394,7 @@ def test_an_fx_graph_inside() -> None:
     check_against_oracle(graph, randn(4), twin=formula)
 
 
-# -- subclasses, numpy, integers ---------------------------------------------------------------------------------  # noqa: E501
+# -- subclasses, numpy, integers ---------------------------------------------------------------------------------
 
 
 class Wrapper(Tensor):

@@ -46,7 +46,7 @@ def test_functions_of_one_complex_number(name: str) -> None:
 
 
 def test_the_other_half_of_the_plane() -> None:
-    """acosh has the derivative 1 / (sqrt(z - 1) sqrt(z + 1)): with torch's one root of the product its sign is wrong."""
+    """acosh has the derivative 1 / (sqrt(z - 1) sqrt(z + 1)): torch's one root of the product has the other sign."""
     z = torch.tensor([-0.7 + 0.9j, -1.5 - 0.4j], dtype=C128)
     _, slope = jp.jvp(torch.acosh, (z,), (torch.ones_like(z),))
     step = 1e-6

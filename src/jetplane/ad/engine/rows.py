@@ -3,9 +3,9 @@
 A tangent belongs to memory, not to a tensor object: every view of a storage shares one record, so that a write through
 any alias is seen by all of them. Rows mirror the storage's geometry; the rows of a view are views of the rows.
 
-Complex numbers are pairs of real ones, in memory and in the rows: a record of either is read and written by views of the
-other. Conjugate and negative views (``x.conj()``, ``x.conj().imag``) show what their memory does not hold; rows belong
-to the memory, and are turned into what the view shows as they are read, and back as they are written.
+Complex numbers are pairs of real ones, in memory and in the rows: a record of either is read and written by views of
+the other. Conjugate and negative views (``x.conj()``, ``x.conj().imag``) show what their memory does not hold; rows
+belong to the memory, and are turned into what the view shows as they are read, and back as they are written.
 """
 
 from __future__ import annotations

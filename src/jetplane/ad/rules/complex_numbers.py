@@ -1,11 +1,11 @@
 """What is known of complex numbers.
 
-A complex tensor is a pair of real ones, and so are its rows: a row holds the derivative of the real part, and i times that
-of the imaginary one. An operation that is linear over the real numbers is so for complex ones, be it conj, a Fourier
-transform or a product with a conjugate, and its rule stands (``registry.plan_for_complex``). The rule of a function of
-one complex variable, with f' and f'' as formulas, stands where f is holomorphic and the formulas hold on all of its branch:
-these are listed here. Those of abs, angle and sgn, which have no complex derivative, are written out, and all others are
-missing.
+A complex tensor is a pair of real ones, and so are its rows: a row holds the derivative of the real part, and i times
+that of the imaginary one. An operation that is linear over the real numbers is so for complex ones, be it conj, a
+Fourier transform or a product with a conjugate, and its rule stands (``registry.plan_for_complex``). The rule of a
+function of one complex variable, with f' and f'' as formulas, stands where f is holomorphic and the formulas hold on
+all of its branch: these are listed here. Those of abs, angle and sgn, which have no complex derivative, are written
+out, and all others are missing.
 """
 
 from __future__ import annotations

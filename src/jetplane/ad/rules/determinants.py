@@ -25,7 +25,7 @@ linalg = torch.linalg
 
 @jet_rule(aten._linalg_slogdet.default, "linalg")
 def _slogdet(pairs: PairSet, op: Any, A: Operand) -> Any:
-    """log det (A0 (I + e)) = log det A0 + tr e - tr(e e) / 2, whose imaginary part i s turns the sign of a complex one."""
+    """log det (A0 (I + e)) = log det A0 + tr e - tr(e e) / 2; its imaginary part s turns the sign of a complex one."""
     sign, logabsdet, LU, pivots = op(A.primal)
     e = _left_divided(A.primal, nil(pairs, A))
     logarithm = e.trace - _trace_of_square(e) * 0.5

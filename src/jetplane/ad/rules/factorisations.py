@@ -236,7 +236,8 @@ def _lu_solve(
 def _qr_part(a: Nil, Q: Tensor, R: Tensor) -> tuple[Nil, Nil]:
     """The nilpotent parts of the factors of a tall A0 = Q R.
 
-    With c = a R^-1, Q + c = Q' (I + u) for an upper triangular u with a real diagonal, so u + u^H + u^H u = Q^H c + c^H Q + c^H c.
+    With c = a R^-1, Q + c = Q' (I + u) for an upper triangular u with a real diagonal, so
+    u + u^H + u^H u = Q^H c + c^H Q + c^H c.
     """
     c = a.map(lambda rows: linalg.solve_triangular(R, rows, upper=True, left=False))
     g = mm(Q.mH, c)

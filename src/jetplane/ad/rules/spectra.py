@@ -43,8 +43,8 @@ def _minus_half_norms(z: Nil) -> Nil:
 def _eigh(pairs: PairSet, op: Any, A: Operand, UPLO: str = "L", compute_v: bool = True) -> Any:
     """V' = V (I + z), Lambda' = Lambda + l, with z Lambda - Lambda z + l = e + e z - z l for e = V^H a V.
 
-    The Hermitian part of a direction counts: the matrix is Hermitian, whichever triangle is read. The phase of a complex
-    vector is free, and here it does not turn.
+    The Hermitian part of a direction counts: the matrix is Hermitian, whichever triangle is read. The phase of a
+    complex vector is free, and here it does not turn.
     """
     values, V = op(A.primal, UPLO, True)
     e = mm(V.mH, hermitian(nil(pairs, A)), V)
@@ -63,7 +63,8 @@ def _svd_parts(a: Nil, U: Tensor, S: Tensor, V: Tensor) -> tuple[Nil, Nil, Nil]:
     A V = U S and A^H U = V S read, with r = a V + a y - x s and t = a^H U + a^H x - y s,
         U S V^H y - x S = U s - r        V S U^H x - y S = V s - t.
     Within the span of U and V these are pairs of equations for (x_ij, y_ij); out of it x = r / S and y = t / S. Of the
-    phases of a complex pair of columns the difference is theirs, and turns both by halves; what turns them alike is free.
+    phases of a complex pair of columns the difference is theirs, and turns both by halves; what turns them alike is
+    free.
     """
     m, n, k = U.shape[-2], V.shape[-2], S.shape[-1]
     S2 = S * S
@@ -120,7 +121,7 @@ def _svd(
 
 
 def _eig_parts(pairs: PairSet, A: Operand, values: Tensor, V: Tensor) -> tuple[Nil, Nil]:
-    """As for eigh with e = V^-1 a V; the columns of V (I + z) are normalised afterwards, and their phases do not turn."""
+    """As for eigh with e = V^-1 a V; the columns of V (I + z) are normalised after that, and their phases stay."""
     a = nil(pairs, A).map(lambda rows: rows.to(V.dtype))
     e = mm(a, V).map(lambda rows: linalg.solve(V, rows))
     over_gaps = _over_gaps(values)
