@@ -70,7 +70,7 @@ ROWS: list[tuple[str, Callable[[], object], type[Exception], str]] = [
         "primal-complex",
         lambda: jp.gradient(f, X.to(torch.complex128)),
         TypeError,
-        "the primal has dtype torch.complex128; complex is not supported",
+        "the primal has dtype torch.complex128; expected real numbers here, of which the program makes complex ones by",
     ),
     (
         "primal-sparse",
@@ -358,16 +358,16 @@ ROWS: list[tuple[str, Callable[[], object], type[Exception], str]] = [
         "reinterprets perturbed memory as torch.int64",
     ),
     (
-        "complex-view",
-        lambda: jp.gradient(lambda x: torch.view_as_complex(x.view(2, 2)).abs().sum(), torch.ones(4, dtype=F64)),
-        jp.UnsupportedProgram,
-        "complex is not supported",
+        "complex-parameter-that-is-a-view",
+        lambda: jp.perturb([torch.ones(2, dtype=torch.complex128).conj()], [torch.ones(1, 2, dtype=torch.complex128)]),
+        TypeError,
+        "parameter 0 is a conjugate or negative view, which shows what its memory does not hold; expected",
     ),
     (
-        "complex-value",
-        lambda: jp.gradient(lambda x: torch.complex(x, x).abs().sum(), X),
-        jp.UnsupportedProgram,
-        "complex is not supported",
+        "complex-loss",
+        lambda: jp.quadratic(lambda x: (x + 1j).sum(), X, torch.ones(1, *X.shape, dtype=F64)),
+        ValueError,
+        "the loss has dtype torch.complex128; expected a real number, such as loss.real or loss.abs()",
     ),
 ]
 

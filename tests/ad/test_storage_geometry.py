@@ -107,7 +107,7 @@ def test_covers_means_that_each_element_is_there_once(place: Geometry, more: int
     storage = torch.empty(max(used, default=-1) + 1 + (more if more < 3 else 0))
     view = storage.as_strided(*place) if storage.numel() else storage
     once = len(places(geometry(view))) == view.numel()
-    assert covers(view) == (once and places(geometry(view)) == set(range(elements(view))))
+    assert covers(view) == (once and places(geometry(view)) == set(range(elements(view, view.dtype))))
 
 
 @pytest.mark.parametrize(

@@ -206,7 +206,7 @@ def test_it_trains(name: str) -> None:
         (
             lambda p: MeZO([*p, torch.zeros(2, dtype=torch.complex64, requires_grad=True)]),
             TypeError,
-            "the new group's parameter 4 has dtype torch.complex64; complex is not supported, expected a real floating",
+            "the new group's parameter 4 has dtype torch.complex64; expected real numbers here, of which the program",
         ),
         (lambda p: MeZO(p).report, RuntimeError, "there is no report before the first step; expected a call of step."),
         (lambda p: MeZO(p).step(), TypeError, "step got NoneType; expected a closure that returns the loss"),

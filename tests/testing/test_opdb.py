@@ -14,7 +14,7 @@ import torch
 
 from jetplane import Quadratic
 from jetplane.testing import opdb
-from jetplane.testing.opdb import COMPLEX, EXACT, MISSING, REFUSED, UNTESTED, WRONG, Outcome
+from jetplane.testing.opdb import EXACT, MISSING, REFUSED, UNTESTED, WRONG, Outcome
 
 SHARDS = 16
 
@@ -34,13 +34,10 @@ NO_ORACLE_IN_THE_FIRST_SAMPLES = {
     "_batch_norm_with_update": "torch's backward refuses the running statistics that changed",
     "normal.number_mean": "no leaf that requires grad",
 }
-COMPLEX_ENTRIES = 27  # of the 531 of torch 2.13: complex in every sample, and not supported
 
 
 def reason(outcome: Outcome, quick: bool = True) -> str:
     """The reason that the tables give for an entry that is not exact; "" for none."""
-    if outcome.status == COMPLEX:
-        return "complex"
     if outcome.status == UNTESTED:
         return (NO_ORACLE | NO_ORACLE_IN_THE_FIRST_SAMPLES if quick else NO_ORACLE).get(outcome.name, "")
     return NOT_EXACT.get(outcome.name, "") if outcome.status in (MISSING, REFUSED) else ""
@@ -85,11 +82,10 @@ def test_every_entry_that_is_not_exact_has_a_reason(shard: int) -> None:
 
 def test_at_least_95_percent_are_exact() -> None:
     outcomes = [outcome for shard in range(SHARDS) for outcome in quick(shard)]
-    real = [o for o in outcomes if o.status in (EXACT, WRONG, MISSING, REFUSED)]
-    exact = [o for o in real if o.status == EXACT]
-    assert len(real) >= 490, "the database has about 500 real strided entries; expected most of them here."
-    assert len(exact) >= 0.95 * len(real), f"{len(exact)} of {len(real)} entries are exact."
-    assert sum(o.status == COMPLEX for o in outcomes) <= COMPLEX_ENTRIES
+    strided = [o for o in outcomes if o.status in (EXACT, WRONG, MISSING, REFUSED)]
+    exact = [o for o in strided if o.status == EXACT]
+    assert len(strided) >= 515, "the database has about 520 strided entries; expected most of them here."
+    assert len(exact) >= 0.95 * len(strided), f"{len(exact)} of {len(strided)} entries are exact."
 
 
 def test_reasons_are_up_to_date() -> None:

@@ -20,7 +20,7 @@ def finite(tensors: Sequence[Tensor]) -> bool:
         >>> finite([torch.ones(2)]), finite([torch.ones(2), torch.tensor([float("inf")])])
         (True, False)
     """
-    tensors = [tensor.detach() for tensor in tensors]
+    tensors = [torch.view_as_real(t.detach().resolve_conj()) if t.is_complex() else t.detach() for t in tensors]
     if all(tensor.numel() <= _FEW and tensor.is_cpu for tensor in tensors):
         return all(map(math.isfinite, [number for tensor in tensors for number in tensor.flatten().tolist()]))
     # A sum is not finite where an entry is not: one pass over each tensor, and no second one of the same size.

@@ -15,6 +15,7 @@ from torch import Tensor
 
 __all__ = [
     "Geometry",
+    "are_kin",
     "covers",
     "declared",
     "elements",
@@ -44,9 +45,19 @@ def geometry(tensor: Tensor) -> Geometry:
     return tensor.shape, tensor.stride(), int(tensor.storage_offset())
 
 
-def elements(tensor: Tensor) -> int:
-    """How many elements of the tensor's dtype its whole storage has."""
-    return tensor.untyped_storage().nbytes() // tensor.element_size()
+def elements(tensor: Tensor, dtype: torch.dtype) -> int:
+    """How many elements of a dtype the tensor's whole storage has, one that is there in part included."""
+    return -(-tensor.untyped_storage().nbytes() // dtype.itemsize)
+
+
+def are_kin(one: torch.dtype, other: torch.dtype) -> bool:
+    """Whether numbers of one dtype are numbers of the other, or pairs of them.
+
+    Example:
+        >>> are_kin(torch.complex64, torch.float32), are_kin(torch.complex64, torch.float64)
+        (True, False)
+    """
+    return one == other or (one.is_complex != other.is_complex and one.to_real() == other.to_real())
 
 
 def span(place: Geometry) -> tuple[int, int]:
@@ -70,7 +81,9 @@ def _spans_meet(one: Geometry, other: Geometry) -> bool:
 
 def covers(tensor: Tensor) -> bool:
     """Whether the tensor is all of its storage, each element once."""
-    return tensor.storage_offset() == 0 and tensor.numel() == elements(tensor) and _is_dense(tensor)
+    # in bytes: memory of seven real numbers holds three complex ones, and more than them
+    whole = tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
+    return whole and tensor.storage_offset() == 0 and _is_dense(tensor)
 
 
 def _is_dense(tensor: Tensor) -> bool:

@@ -19,8 +19,13 @@ from ..ad.run.perturb import perturb
 from ..errors import JetplaneError, MissingRule
 from .oracle import double_backward
 
-EXACT, WRONG, MISSING, COMPLEX, UNTESTED, REFUSED = "exact", "wrong", "missing", "complex", "untested", "refused"
-TOLERANCE = {torch.float64: 1e-7, torch.float32: 2e-3, torch.float16: 1e-2, torch.bfloat16: 1e-1}
+EXACT, WRONG, MISSING, UNTESTED, REFUSED = "exact", "wrong", "missing", "untested", "refused"
+TOLERANCE = {
+    torch.float64: 1e-7,
+    torch.float32: 2e-3,
+    torch.float16: 1e-2,
+    torch.bfloat16: 1e-1,
+}  # of a complex, its real
 FLOOR = {torch.float64: 1e-5}  # of the largest number; a smaller one is compared as if it were as large
 _SHORT_FLOOR = 1e-2
 _UNCHECKED = ("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update")  # read behind small tensors
@@ -36,10 +41,6 @@ class Outcome:
     worst: float = 0.0  # largest relative error among them
     note: str = ""
     skipped: int = field(default=0, repr=False)
-
-    def refuse_complex(self) -> None:
-        """A sample is complex; what was found of others stays."""
-        self.status = COMPLEX if self.status == UNTESTED else self.status
 
 
 def entries(dtype: torch.dtype = torch.float64, device: str = "cpu") -> list[Any]:
@@ -116,20 +117,20 @@ def _runs(op: Any, sample: Any) -> bool:
     try:
         with torch.no_grad():
             return bool(torch.isfinite(_program(op, sample)()))
-    except (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError, AssertionError, _Complex):
+    except (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError, AssertionError):
         return False
 
 
 def _check_sample(op: Any, sample: Any, outcome: Outcome, dtype: torch.dtype, k: int, number: int | None) -> None:
     """Compare one sample, of which leaf ``number`` alone is perturbed, or all of them."""
     leaves = _leaves(sample)
-    if any(t.is_complex() for t in leaves):
-        outcome.refuse_complex()
-        return
     if not leaves:
         outcome.skipped += 1
         return
-    if dtype == torch.float64 and any(t.dtype != dtype for t in leaves):
+    if any(t.is_conj() for t in leaves):
+        sample = _moved(sample, lambda t: t.resolve_conj())  # a leaf is memory, and no view of what it does not hold
+        leaves = _leaves(sample)
+    if dtype.to_real() == torch.float64 and any(t.dtype.to_real() != torch.float64 for t in leaves):
         sample = _upcast(sample)  # some samples mix dtypes, and float32 would hide what is compared here
         leaves = _leaves(sample)
     if number is not None:
@@ -144,7 +145,8 @@ def _check_sample(op: Any, sample: Any, outcome: Outcome, dtype: torch.dtype, k:
         return
     outcome.samples += 1
     distance = _distance(actual, wanted.truth)
-    coarsest = max((dtype, actual.loss.dtype, *(t.dtype for t in leaves)), key=lambda d: torch.finfo(d).eps)
+    dtypes = [kind.to_real() for kind in (dtype, actual.loss.dtype, *(t.dtype for t in leaves))]
+    coarsest = max(dtypes, key=lambda d: torch.finfo(d).eps)
     # In short dtypes cancellation can leave few digits; then backward over backward has no more of them.
     tolerance = max(TOLERANCE[coarsest], wanted.spread)
     if distance > tolerance and _settled_by_differences(op, sample, actual, wanted.truth, number):
@@ -168,9 +170,6 @@ def _wanted(
     try:
         expected = double_backward(_program(op, sample), leaves, directions)
         truth = _truth(op, sample, expected, directions, number)
-    except _Complex:
-        outcome.refuse_complex()
-        return None
     except (RuntimeError, NotImplementedError, ValueError) as error:
         outcome.skipped += 1
         outcome.note = outcome.note or f"no oracle: {str(error).splitlines()[0][:80]}"
@@ -187,18 +186,18 @@ def _actual(op: Any, sample: Any, outcome: Outcome, leaves: list[Tensor], direct
     except MissingRule as error:
         outcome.status, outcome.note = MISSING, error.op
     except JetplaneError as error:
-        outcome.status, outcome.note = (COMPLEX if "complex" in str(error) else REFUSED), str(error)[:80]
+        outcome.status, outcome.note = REFUSED, str(error)[:80]
     return None
 
 
 def _truth(op: Any, sample: Any, expected: Quadratic, directions: list[Tensor], number: int | None) -> Quadratic:
     """What to compare with: ``expected``, or for a short dtype the result on the same inputs in float64."""
-    if all(t.dtype == torch.float64 for t in _leaves(sample)):
+    if all(t.dtype.to_real() == torch.float64 for t in _leaves(sample)):
         return expected
     long = _upcast(sample)
     try:
         leaves = _leaves(long) if number is None else _leaves(long)[number : number + 1]
-        truth = double_backward(_program(op, long), leaves, [d.double() for d in directions])
+        truth = double_backward(_program(op, long), leaves, [_long(d) for d in directions])
     except (RuntimeError, NotImplementedError, ValueError):
         return expected  # the entry insists on its dtype
     # far apart, they are not one function: random numbers drawn for another dtype
@@ -220,26 +219,32 @@ def _directions(leaves: list[Tensor], k: int) -> list[Tensor]:
     return [torch.randn((k, *t.shape), dtype=t.dtype, device=t.device, generator=generator) for t in leaves]
 
 
+def _long(tensor: Tensor) -> Tensor:
+    """The tensor in float64, or complex128."""
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+
+
 def _upcast(sample: Any) -> Any:
-    """The sample with all its floating-point tensors in float64."""
+    """The sample with all its floating-point and complex tensors in double precision."""
+    return _moved(sample, _long)
+
+
+def _moved(sample: Any, move: Callable[[Tensor], Tensor]) -> Any:
+    """The sample with leaves of its own in place of its floating-point and complex tensors."""
     done: dict[int, Tensor] = {}
 
     def convert(tensor: Tensor) -> Tensor:
-        if not tensor.is_floating_point():
+        if not (tensor.is_floating_point() or tensor.is_complex()):
             return tensor
         if id(tensor) not in done:
-            done[id(tensor)] = tensor.detach().double().requires_grad_(tensor.requires_grad)
+            done[id(tensor)] = move(tensor.detach()).requires_grad_(tensor.requires_grad)
         return done[id(tensor)]
 
     return sample.transform(lambda value: convert(value) if isinstance(value, Tensor) else value)
 
 
-class _Complex(Exception):
-    """The entry's output is complex."""
-
-
 def _program(op: Any, sample: Any) -> Callable[[], Tensor]:
-    """The entry as a scalar program: a random linear form of its differentiable outputs."""
+    """The entry as a scalar program: a random real-linear form of its differentiable outputs."""
 
     def program() -> Tensor:
         torch.manual_seed(2)
@@ -248,15 +253,14 @@ def _program(op: Any, sample: Any) -> Callable[[], Tensor]:
             out = op.gradcheck_wrapper(op.op, sample.input, *sample.args, **sample.kwargs)
         out = sample.output_process_fn_grad(out)
         tensors = [t for t in _torch.pytree.tree_leaves(out) if isinstance(t, Tensor)]
-        if any(t.is_complex() for t in tensors):
-            raise _Complex
         terms = []
-        for index, tensor in enumerate(t for t in tensors if t.is_floating_point()):
+        for index, tensor in enumerate(t for t in tensors if t.is_floating_point() or t.is_complex()):
             dense = tensor.to_dense() if tensor.layout is not torch.strided else tensor
             generator = torch.Generator(device=dense.device).manual_seed(3 + index)
             # drawn in float64 for every dtype, so that a float32 program and its float64 truth are one function
-            weights = torch.randn(dense.shape, dtype=torch.float64, device=dense.device, generator=generator)
-            terms.append((dense * weights.to(dense.dtype)).sum())
+            kind = torch.complex128 if dense.is_complex() else torch.float64
+            weights = torch.randn(dense.shape, dtype=kind, device=dense.device, generator=generator)
+            terms.append((dense * weights.to(dense.dtype)).sum().real)
         return sum(terms[1:], terms[0]) if terms else torch.zeros(())
 
     return program
@@ -304,7 +308,7 @@ def _settled_by_differences(op: Any, sample: Any, actual: Quadratic, truth: Quad
     which = slice(None) if number is None else slice(number, number + 1)
     leaves = _leaves(long)[which]
     program = _program(op, long)
-    directions = [d.double() for d in _directions(_leaves(sample)[which], actual.k)]
+    directions = [_long(d) for d in _directions(_leaves(sample)[which], actual.k)]
     step = 1e-4
     numbers = []
     # the sum of two directions stands for their mixed term
@@ -312,7 +316,7 @@ def _settled_by_differences(op: Any, sample: Any, actual: Quadratic, truth: Quad
     mixed = [(unit[i] + unit[j]).unsqueeze(0) for i, j in itertools.combinations(range(actual.k), 2)]
     combinations = torch.cat([unit, *mixed])
     for row in combinations:
-        along = [torch.tensordot(row, d, dims=1) for d in directions]
+        along = [torch.tensordot(row.to(d.dtype), d, dims=1) for d in directions]
         below, here, above = (_shifted(program, leaves, along, sign * step) for sign in (-1, 0, 1))
         numbers += [(above - below) / (2 * step), (above - 2 * here + below) / step**2]
 

@@ -17,8 +17,9 @@ from ..ad.algebra.jet import Quadratic
 def double_backward(
     function: Callable[[], Tensor], leaves: Sequence[Tensor], directions: Sequence[Tensor]
 ) -> Quadratic:
-    """The quadratic model of a scalar program in the plane of ``directions``, by reverse over reverse mode.
+    """The quadratic model of a real scalar program in the plane of ``directions``, by reverse over reverse mode.
 
+    Of a complex leaf torch's gradient g has the slope Re(conj(g) d): its parts are those by the leaf's two parts.
     ``leaves`` must require grad; ``directions`` are one tensor (K, *S) for each of them. Attention runs unfused, for
     the fused kernels have no double backward.
     """
@@ -44,5 +45,9 @@ def double_backward(
 
 
 def _inner(gradients: Sequence[Tensor | None], directions: Sequence[Tensor]) -> Tensor | None:
-    terms = [(g * d).sum() for g, d in zip(gradients, directions, strict=True) if g is not None]
+    terms = [
+        (g.conj() * d).sum().real if g.is_complex() else (g * d).sum()
+        for g, d in zip(gradients, directions, strict=True)
+        if g is not None
+    ]
     return sum(terms[1:], terms[0]) if terms else None

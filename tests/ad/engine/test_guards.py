@@ -394,7 +394,7 @@ def test_an_fx_graph_inside() -> None:
     check_against_oracle(graph, randn(4), twin=formula)
 
 
-# -- subclasses, numpy, complex, integers ---------------------------------------------------------------------------------  # noqa: E501
+# -- subclasses, numpy, integers ---------------------------------------------------------------------------------
 
 
 class Wrapper(Tensor):
@@ -433,24 +433,6 @@ def test_a_subclass_without_dispatch_works() -> None:
     x = randn(3)
     gradient = jp.gradient(lambda x: (x**3).sum(), x.as_subclass(Named))
     assert_close(gradient.as_subclass(Tensor), 3 * x**2)
-
-
-@pytest.mark.parametrize(
-    ("name", "program"),
-    [
-        ("fft", lambda x: torch.fft.fft(x).abs().sum()),
-        ("rfft", lambda x: torch.fft.irfft(torch.fft.rfft(x)).sum()),
-        ("complex", lambda x: torch.complex(x, x).abs().sum()),
-        ("view_as_complex", lambda x: torch.view_as_complex(torch.stack([x, x], -1)).abs().sum()),
-        ("cast", lambda x: x.to(torch.complex128).abs().sum()),
-        ("times-j", lambda x: (x * 1j).abs().sum()),
-        ("polar", lambda x: torch.polar(x, x).abs().sum()),
-        ("eig", lambda x: torch.linalg.eigvals(torch.outer(x, x) + torch.eye(4, dtype=F64)).abs().sum()),
-    ],
-)
-def test_complex_is_refused_clearly(name: str, program) -> None:
-    with pytest.raises(jp.JetplaneError, match=r"complex is not supported|complex"):
-        jp.gradient(program, randn(4))
 
 
 @pytest.mark.parametrize(

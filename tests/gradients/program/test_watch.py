@@ -35,7 +35,7 @@ def layer(x: Tensor) -> Tensor:
 
 
 EDGES = torch.tensor([[0, 1, 2], [1, 2, 0]])
-COMPLEX = "complex is not supported: {} at .* makes a complex value of a perturbed tensor; expected real ones"
+COMPLEX = "{} at .* makes complex numbers of what depends on parameters and data, through which no noise is followed"
 LAYOUT = "{} at .* makes a {} tensor of what depends on parameters; expected a dense one"
 REFUSED = [
     (lambda x: torch.fft.rfft(layer(x)).abs(), COMPLEX.format("aten._fft_r2c.default")),

@@ -17,7 +17,7 @@ from torch import Tensor
 from ...errors import MissingRule
 from .. import _torch
 from .jet import Lifted, Operand, PairSet
-from .registry import PLAIN, POINTWISE, SPARSE, Kind, Rule, Traits, add, argument_names, name_of
+from .registry import PLAIN, POINTWISE, SPARSE, Kind, Rule, Traits, add, add_for_complex, argument_names, name_of
 from .row_lifts import Vmapped, is_jet, lifted, shifted
 from .sparse import Factors, SparseOperand, Support, Term, gathered, term_of, with_outer
 
@@ -46,6 +46,27 @@ def _identity(value: Any) -> Any:
 def composite(op: Any, body: Callable[..., Any]) -> None:
     """An operation equal to a program ``body`` of operations that have rules. ``body`` takes the same arguments."""
     add(op, Rule("composite", Kind.COMPOSITE, body))
+
+
+def holds_for_complex(*ops: Any) -> None:
+    """Operations whose rule, written for real numbers, is one of complex numbers as it stands."""
+    for op in ops:
+        add_for_complex(op)
+
+
+def complex_composite(op: Any, body: Callable[..., Any]) -> None:
+    """The same as :func:`composite` of an operation on complex numbers."""
+    add_for_complex(op, Rule("composite", Kind.COMPOSITE, body))
+
+
+def complex_rule(op: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator for the rule of an operation on complex numbers, written out as for :func:`jet_rule`."""
+
+    def enter(rule: Callable[..., Any]) -> Callable[..., Any]:
+        add_for_complex(op, Rule("complex", Kind.JET, rule))
+        return rule
+
+    return enter
 
 
 def transparent(*functions: Any) -> None:

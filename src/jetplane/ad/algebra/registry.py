@@ -7,7 +7,7 @@ in-place and out= variants use the rule of their functional counterpart.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache
 from typing import Any, TypeVar, cast
@@ -70,6 +70,7 @@ class Treatment:
 
 
 _TABLE: dict[Any, Rule] = {}
+_COMPLEX: dict[Any, Rule | None] = {}  # of complex numbers; None: the rule in the table holds for them as it stands
 _F = TypeVar("_F", bound=Callable[..., Any])
 _DERIVED: list[Any] = []
 
@@ -99,11 +100,20 @@ def add(op: Any, rule: Rule) -> None:
     forget()
 
 
+def add_for_complex(op: Any, rule: Rule | None = None) -> None:
+    """Enter the rule of ``op`` for complex numbers; without one, its rule for real numbers holds for them, too."""
+    if op in _COMPLEX:
+        raise ValueError(f"{name_of(op)} already has a rule for complex numbers; expected one rule for each.")
+    _COMPLEX[op] = rule
+    forget()
+
+
 def remove(op: Any) -> None:
     """Take the rule of ``op`` out of the table."""
     if op not in _TABLE:
         raise ValueError(f"{name_of(op)} has no rule to remove.")
     del _TABLE[op]
+    _COMPLEX.pop(op, None)
     forget()
 
 
@@ -171,6 +181,30 @@ def plan(op: Any) -> Treatment:
     if body is not None:
         return Treatment(Kind.COMPOSITE, "torch decomposition", body)
     return Treatment(Kind.MISSING, "missing")
+
+
+FOR_COMPLEX = "missing for complex numbers"
+_REAL_LINEAR = frozenset(("linear", "bilinear"))  # families whose rules apply the operation itself, to any numbers
+
+
+@derived
+def plan_for_complex(op: Any) -> Treatment:
+    """How the engine treats overload ``op`` when a complex number is among its arguments.
+
+    Complex numbers are pairs of real ones, and rows of theirs are complex, too. What is linear over the real numbers,
+    as conj, is as linear as ever; any other rule must be known to hold.
+    """
+    step = plan(op)
+    if step.counterpart is not None:
+        inner = plan_for_complex(step.functional)
+        if inner.kind is Kind.MISSING:
+            return Treatment(Kind.MISSING, inner.family, writes=step.writes)
+        return replace(step, counterpart=inner)
+    found = next((_COMPLEX[key] for key in (op, op.overloadpacket) if key in _COMPLEX), step)
+    if isinstance(found, Rule):
+        return Treatment(found.kind, found.family, found.apply, writes=step.writes, traits=found.traits)
+    holds = step.kind in (Kind.VIEW, Kind.CONSTANT) or step.family in _REAL_LINEAR or step.family == "torch composite"
+    return step if holds or found is None else Treatment(Kind.MISSING, FOR_COMPLEX, writes=step.writes)
 
 
 def _inplace(op: Any, writes: tuple[str, ...]) -> Treatment:

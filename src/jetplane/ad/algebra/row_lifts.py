@@ -24,10 +24,14 @@ def is_jet(value: Any) -> bool:
     return isinstance(value, Operand)
 
 
+def _is_continuous(value: Tensor) -> bool:
+    return value.is_floating_point() or value.is_complex()
+
+
 def _zero_like(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return value.new_zeros(()).expand(value.shape) if value.is_floating_point() else torch.zeros_like(value)
-    return 0 if isinstance(value, int | float) and not isinstance(value, bool) else value
+        return value.new_zeros(()).expand(value.shape) if _is_continuous(value) else torch.zeros_like(value)
+    return 0 if isinstance(value, int | float | complex) and not isinstance(value, bool) else value
 
 
 def _split(op: Any, args: Sequence[Any], kwargs: dict[str, Any], active: set[str], part: str) -> Any:
@@ -55,7 +59,7 @@ def lifted(op: Any, args: Sequence[Any], kwargs: dict[str, Any], active: set[str
     for place, leaf in enumerate(leaves):
         # The zeros of the other operands get rows, too: torch's batching rules are wrong for some operations, as
         # index_fill, where the tensor that is written has none. What is not floating are indices and masks.
-        if not is_row[place] and isinstance(leaf, Tensor) and leaf.is_floating_point():
+        if not is_row[place] and isinstance(leaf, Tensor) and _is_continuous(leaf):
             leaves[place], is_row[place] = leaf.expand(count, *leaf.shape), True
     rows = [leaf for leaf, row in zip(leaves, is_row, strict=True) if row]
 

@@ -17,14 +17,14 @@ from torch import Tensor
 from ...errors import MissingRule, UnsupportedProgram
 from .. import _torch, _torch_distributed, rules
 from ..algebra.jet import Operand, PairSet
-from ..algebra.registry import Kind, Treatment, lookup, plan
+from ..algebra.registry import FOR_COMPLEX, Kind, Treatment, lookup, plan, plan_for_complex
 from ..algebra.sparse import SparseOperand, Support, padded, term_of
 from ..storage_geometry import written
 from .boundary import AtOnce, Boundary
 from .grad_switches import GradSwitches
 from .locate import call_site
-from .results import complex_value, refuse_reinterpretation
-from .rows import Record, Seed
+from .results import no_complex_rule, refuse_reinterpretation
+from .rows import Record, Seed, resolved
 from .stops import StopMode, every_stop
 from .witness import Witness
 
@@ -54,6 +54,7 @@ class JetMode(_torch.DispatchMode):
         self.detached = False  # whether the program has detached what varies
         self._records: weakref.WeakKeyDictionary[Any, Record | Seed] = weakref.WeakKeyDictionary()
         self._stopped: dict[int, weakref.ref[Tensor]] = {}
+        self._complex = False  # whether complex numbers vary
         self._sparse = False  # whether there are leaves that vary along some directions alone
         self._unused: list[Seed] = []  # that no operation has been seen to read
         self._bodies: list[Any] = []  # composites that are running, innermost last
@@ -208,6 +209,8 @@ class JetMode(_torch.DispatchMode):
         return out
 
     def _follow(self, step: Treatment, func: Any, args: Any, kwargs: Any, tracked: list[Tensor]) -> Any:
+        if self._complex and _any_complex((args, kwargs)):
+            step = plan_for_complex(func)
         if step.kind is Kind.VIEW:
             out = func(*args, **kwargs)
             if self._stopped:
@@ -222,7 +225,7 @@ class JetMode(_torch.DispatchMode):
             self._note_use(tracked)
         if step.kind is Kind.INPLACE:
             return self._write(step, func, args, kwargs, tracked)
-        return self._return(self._apply(step, func, args, kwargs, tracked), args)
+        return self._return(self._apply(step, func, args, kwargs, tracked), args, func)
 
     def _note_use(self, tracked: list[Tensor]) -> None:
         for tensor in tracked:
@@ -302,31 +305,39 @@ class JetMode(_torch.DispatchMode):
             return step.apply(pairs, func, *map(lift, args))
         return step.apply(pairs, func, *map(lift, args), **{name: lift(value) for name, value in kwargs.items()})
 
-    def _return(self, out: Any, args: Any) -> Any:
+    def _return(self, out: Any, args: Any, func: Any = None) -> Any:
         """Enter the rows of the outputs and hand back ordinary tensors."""
         if isinstance(out, Operand):
             value = _fresh(out.primal, args)
-            self._enter(value, out)
+            self._enter(value, out, func)
             return value
         if isinstance(out, Tensor):
             return _fresh(out, args)
         if isinstance(out, tuple | list):
-            items = [self._return(item, args) for item in out]
+            items = [self._return(item, args, func) for item in out]
             return items if isinstance(out, list) else tuple(items)
         return out
 
-    def _enter(self, value: Tensor, jet: Operand) -> None:
+    def _enter(self, value: Tensor, jet: Operand, func: Any) -> None:
         if jet.tangent is None and jet.second is None:
             return
-        if value.is_complex():
-            raise complex_value("an operation")
+        if value.is_complex() and not self._complex:
+            self._begin_complex(func)
         # Outputs of one operation may share a storage, so an existing record is written to, not replaced.
         self._overwrite(value, jet)
+
+    def _begin_complex(self, func: Any) -> None:
+        """From here on complex numbers vary; the first are made by ``func``, of real ones and constants."""
+        if func is not None and _rule_of(plan_for_complex(func)) is not _rule_of(plan(func)):
+            raise no_complex_rule(func)
+        self._complex = True
 
     def _write(self, step: Treatment, func: Any, args: Any, kwargs: Any, tracked: list[Tensor]) -> Any:
         """An in-place or out= operation: the functional counterpart's jets, written into the destinations."""
         assert step.counterpart is not None
         targets = written(func, args, kwargs)
+        if not self._complex and targets[0].is_complex():
+            self._begin_complex(func)
         if step.counterpart.kind is Kind.CONSTANT:
             result = func(*args, **kwargs)
             jets: list[Operand] = [Operand(target, None, None) for target in targets]
@@ -399,6 +410,8 @@ class JetMode(_torch.DispatchMode):
         storage = target.untyped_storage()
         record = self._records.get(storage)
         dtype = target.dtype
+        if dtype.is_complex:
+            tangent, second = resolved(tangent), resolved(second)
         fits = (tangent is None or tangent.dtype == dtype) and (second is None or second.dtype == dtype)
         if record is None and fits:  # as nearly always
             if tangent is not None or second is not None:
@@ -421,11 +434,9 @@ class JetMode(_torch.DispatchMode):
         if not step.writes:
             out = func(*args, **kwargs)
             tensors = [t for t in _torch.pytree.tree_leaves(out) if isinstance(t, Tensor)]
-            if any(t.is_complex() for t in tensors):
-                raise complex_value(func)
-            if not any(t.is_floating_point() for t in tensors):
+            if not any(t.is_floating_point() or t.is_complex() for t in tensors):
                 return out  # integers and truth values have no derivative
-        raise MissingRule(f"{func} has no rule", str(func))
+        raise no_complex_rule(func) if step.family == FOR_COMPLEX else MissingRule(f"{func} has no rule", str(func))
 
     def _explain(self, func: Any, error: MissingRule) -> MissingRule:
         if getattr(error, "explained", False):
@@ -453,6 +464,8 @@ class JetMode(_torch.DispatchMode):
             if isinstance(value, Tensor):
                 if self.record_of(value) is not None:
                     found.append(value)
+                    if value.is_complex():
+                        self._complex = True
             elif isinstance(value, _SEVERAL):
                 self._collect(value, found)
 
@@ -514,8 +527,32 @@ def _supported(out: Any, support: Support) -> Any:
     return type(out)(_supported(item, support) for item in out) if isinstance(out, _SEVERAL) else out
 
 
+def _any_complex(values: Any) -> bool:
+    """Whether there is a complex tensor or number among the arguments."""
+    for value in values:
+        if isinstance(value, Tensor):
+            if value.is_complex():
+                return True
+        elif isinstance(value, complex):
+            return True
+        elif isinstance(value, dict):
+            if _any_complex(value.values()):
+                return True
+        elif isinstance(value, _SEVERAL) and _any_complex(value):
+            return True
+    return False
+
+
+def _rule_of(step: Treatment) -> Any:
+    return step.apply if step.counterpart is None else step.counterpart.apply
+
+
 def _cast(rows: Tensor | None, value: Tensor) -> Tensor | None:
-    return rows if rows is None or rows.dtype == value.dtype else rows.to(value.dtype)
+    if rows is None or rows.dtype == value.dtype:
+        return rows
+    if rows.is_complex() and not value.is_complex():
+        raise MissingRule(f"a rule gives complex derivatives of a value of {value.dtype}, whose own are real")
+    return rows.to(value.dtype)
 
 
 def _has_own_dispatch(kind: Any) -> bool:

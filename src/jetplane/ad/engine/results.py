@@ -8,36 +8,29 @@ import torch
 from torch import Tensor
 
 from ...errors import MissingRule, UnsupportedProgram
+from ..storage_geometry import are_kin
 from .locate import call_site
 
-__all__ = ["complex_value", "refuse_layout", "refuse_reinterpretation", "refuse_results"]
+__all__ = ["no_complex_rule", "refuse_layout", "refuse_reinterpretation", "refuse_results"]
 
 
-def complex_value(func: Any) -> UnsupportedProgram:
-    """The error of an operation that makes a complex number."""
-    return UnsupportedProgram(
-        f"complex is not supported: {call_site(str(func))} makes a complex value of a perturbed tensor; expected "
-        "real ones."
-    )
+def no_complex_rule(func: Any) -> MissingRule:
+    """The error of an operation on complex numbers whose rule is one for real numbers."""
+    return MissingRule(f"{func} has no rule for complex numbers", str(func))
 
 
 def refuse_reinterpretation(func: Any, dtype: torch.dtype, out: Any) -> None:
-    """Raise where a view of memory that varies, of ``dtype``, takes its bits for another one."""
+    """Raise where a view of memory that varies, of ``dtype``, takes its bits for those of another kind of number."""
     for tensor in out if isinstance(out, list | tuple) else [out]:
-        if isinstance(tensor, Tensor) and tensor.dtype != dtype:
-            if tensor.is_complex() or dtype.is_complex:
-                raise complex_value(func)
+        if isinstance(tensor, Tensor) and not are_kin(tensor.dtype, dtype):
             raise MissingRule(f"{func} reinterprets perturbed memory as {tensor.dtype}", str(func))
 
 
 def refuse_results(func: Any, out: Any) -> None:
-    """Raise where a result that varies is complex, or no strided tensor."""
+    """Raise where a result that varies is no strided tensor."""
     for tensor in out if isinstance(out, list | tuple) else [out]:
-        if not isinstance(tensor, Tensor):
-            continue
-        if tensor.is_complex():
-            raise complex_value(func)
-        refuse_layout(func, tensor)
+        if isinstance(tensor, Tensor):
+            refuse_layout(func, tensor)
 
 
 def refuse_layout(func: Any, tensor: Tensor) -> None:

@@ -2,6 +2,10 @@
 
 A tangent belongs to memory, not to a tensor object: every view of a storage shares one record, so that a write through
 any alias is seen by all of them. Rows mirror the storage's geometry; the rows of a view are views of the rows.
+
+Complex numbers are pairs of real ones, in memory and in the rows: a record of either is read and written by views of
+the other. Conjugate and negative views (``x.conj()``, ``x.conj().imag``) show what their memory does not hold; rows
+belong to the memory, and are turned into what the view shows as they are read, and back as they are written.
 """
 
 from __future__ import annotations
@@ -16,9 +20,8 @@ from ...errors import UnsupportedProgram
 from .. import _torch
 from ..algebra.jet import Operand
 from ..algebra.sparse import Block, Factors, SparseOperand, Support, Term, gathered, padded
-from ..storage_geometry import Geometry, covers, elements, geometry, storage_order
+from ..storage_geometry import Geometry, are_kin, covers, elements, geometry, storage_order
 from .locate import call_site
-from .results import complex_value
 
 
 class Source(Protocol):
@@ -34,7 +37,7 @@ class Source(Protocol):
 
 
 class Record:
-    """The rows of one storage, anchored to the geometry of the tensor that they were made for.
+    """The rows of one storage, anchored to the geometry of the tensor that they were made for, or to ``anchor``'s.
 
     With a ``support`` the tangents are those of its directions alone, and there are no second rows.
     """
@@ -45,12 +48,14 @@ class Record:
         tangent: Tensor | None,
         second: Tensor | None,
         support: Support | None = None,
-        anchor: Geometry | None = None,
+        anchor: tuple[Geometry, torch.dtype] | None = None,
     ) -> None:
         self._support = None if tangent is None else support
-        self._anchor = geometry(tensor) if anchor is None else anchor
+        if anchor is None:
+            anchor = geometry(tensor), tensor.dtype
+            tangent, second = _shown(tangent, tensor), _shown(second, tensor)
+        self._anchor, self._dtype = anchor
         self._parts: list[Tensor | None] = [tangent, second]
-        self._dtype = tensor.dtype
         # Rows that were read may be shared (y = x + 1 has x's tangents), so the next write copies them.
         self._owned = False
 
@@ -76,13 +81,10 @@ class Record:
     def _read(self, tensor: Tensor) -> tuple[Tensor | None, Tensor | None]:
         self._owned = False
         tangent, second = self._parts
-        if geometry(tensor) == self._anchor:
-            return tangent, second
-        if tensor.dtype != self._dtype:
-            _refuse_bytes(tensor, self._dtype)
-        self._flatten(tensor)
-        tangent, second = self._parts
-        return None if tangent is None else _view(tangent, tensor), None if second is None else _view(second, tensor)
+        if geometry(tensor) != self._anchor or tensor.dtype != self._dtype:
+            self._flatten(tensor)
+            tangent, second = (None if rows is None else _read(rows, tensor) for rows in self._parts)
+        return _shown(tangent, tensor), _shown(second, tensor)
 
     def write(
         self, tensor: Tensor, tangent: Tensor | None, second: Tensor | None, support: Support | None = None
@@ -92,20 +94,16 @@ class Record:
             self.__init__(tensor, tangent, second, support)  # type: ignore[misc]
             return
         tangent = self._widen(tangent, support)
-        self._flatten(tensor)
+        count = self._flatten(tensor)
         for index, rows in enumerate((tangent, second)):
             part = self._parts[index]
             if part is None:
                 if rows is None:
                     continue
-                part = rows.new_zeros((rows.shape[0], elements(tensor)), dtype=self._dtype)
+                part = rows.new_zeros((rows.shape[0], count), dtype=self._dtype)
             elif not self._owned:
                 part = part.clone()
-            target = _view(part, tensor)
-            if rows is None:
-                target.zero_()
-            else:
-                target.copy_(rows)
+            _write(part, tensor, _shown(rows, tensor))
             self._parts[index] = part
         # every part that is not None has just been cloned or made here
         self._owned = True
@@ -117,12 +115,14 @@ class Record:
             self._support, self._owned = None, False
         return tangent if tangent is None or support is None else padded(Term(support, tangent), Support.all(support.k))
 
-    def _flatten(self, tensor: Tensor) -> None:
+    def _flatten(self, tensor: Tensor) -> int:
         """Re-anchor the rows to the whole storage, (R, elements); without a copy where the layouts agree."""
-        count = elements(tensor)
+        if tensor.dtype != self._dtype:
+            _check_kinship(tensor, self._dtype)
+        count = elements(tensor, self._dtype)
         flat: Geometry = ((count,), (1,), 0)
         if self._anchor == flat:
-            return
+            return count
         size, stride, offset = self._anchor
         order = storage_order(size, stride) if offset == 0 and math.prod(size) == count else None
         for index, part in enumerate(self._parts):
@@ -135,21 +135,65 @@ class Record:
                 rows.as_strided((part.shape[0], *size), (count, *stride), offset).copy_(part)
             self._parts[index] = rows
         self._anchor = flat
+        return count
 
 
-def _refuse_bytes(tensor: Tensor, dtype: torch.dtype) -> None:
+def _check_kinship(tensor: Tensor, dtype: torch.dtype) -> None:
     """Raise where memory is read as numbers of another kind than its rows are derivatives of."""
-    if tensor.is_complex() or dtype.is_complex:
-        raise complex_value("an operation")
-    raise UnsupportedProgram(
-        f"{call_site('the program')} reads the memory of a perturbed tensor of {dtype} as {tensor.dtype}, as "
-        "share_memory_() and deepcopy do, where tangents get lost; expected .clone(), or .detach() before it."
-    )
+    if not are_kin(tensor.dtype, dtype):
+        raise UnsupportedProgram(
+            f"{call_site('the program')} reads the memory of a perturbed tensor of {dtype} as {tensor.dtype}, as "
+            "share_memory_() and deepcopy do, where tangents get lost; expected .clone(), or .detach() before it."
+        )
 
 
-def _view(flat: Tensor, tensor: Tensor) -> Tensor:
-    """The rows of ``tensor`` inside rows (R, elements) of its whole storage."""
+def resolved(rows: Tensor | None) -> Tensor | None:
+    """Rows that are memory, and no lazy conjugate or negative of it.
+
+    Rules of elementwise operations run below the part of the dispatcher that knows of these.
+    """
+    return rows if rows is None or not (rows.is_conj() or rows.is_neg()) else rows.resolve_conj().resolve_neg()
+
+
+def _shown(rows: Tensor | None, tensor: Tensor) -> Tensor | None:
+    """Rows of memory as rows of what ``tensor`` shows of it, and back."""
+    if rows is not None and tensor.is_conj():
+        rows = torch.conj_physical(rows)
+    return -rows if rows is not None and tensor.is_neg() else rows
+
+
+def _read(flat: Tensor, tensor: Tensor) -> Tensor:
+    """The rows of a tensor's memory inside rows (R, elements) of its whole storage."""
+    if flat.is_complex() == tensor.is_complex():
+        return _view(flat, geometry(tensor))
+    parts = _halves(flat, tensor)
+    return torch.view_as_complex(parts.contiguous()) if tensor.is_complex() else parts
+
+
+def _write(flat: Tensor, tensor: Tensor, rows: Tensor | None) -> None:
+    """Make ``rows``, or zeros, those of a tensor's memory inside rows of its whole storage."""
+    if flat.is_complex() == tensor.is_complex():
+        target = _view(flat, geometry(tensor))
+    else:
+        target = _halves(flat, tensor)
+        rows = torch.view_as_real(rows) if rows is not None and tensor.is_complex() else rows
+    if rows is None:
+        target.zero_()
+    else:
+        target.copy_(rows)
+
+
+def _halves(flat: Tensor, tensor: Tensor) -> Tensor:
+    """Of rows of the other kind: those of real numbers (R, *S), or those of complex ones as pairs (R, *S, 2)."""
     size, stride, offset = geometry(tensor)
+    if flat.is_complex():
+        return _view(torch.view_as_real(flat).flatten(1), (size, stride, offset))
+    return _view(flat, ((*size, 2), (*(2 * step for step in stride), 1), 2 * offset))
+
+
+def _view(flat: Tensor, place: Geometry) -> Tensor:
+    """The rows of a view at ``place`` inside rows (R, elements) of its whole storage."""
+    size, stride, offset = place
     if type(flat) is not Tensor and _torch.is_fake(type(flat)) and offset == 0 and math.prod(size) == flat.shape[1]:
         order = storage_order(size, stride)
         if order is not None:  # a compiler sees through these views, and not through as_strided
@@ -178,10 +222,8 @@ class Seed:
 
     def read(self, tensor: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Tangent and second rows of ``tensor``, a view of the leaf."""
-        if geometry(tensor) == self._shape:
-            return self._tangent(), self._source.second()
-        if tensor.dtype != self._dtype:
-            _refuse_bytes(tensor, self._dtype)
+        if geometry(tensor) == self._shape and tensor.dtype == self._dtype and not tensor.is_conj():
+            return self._tangent(), resolved(self._source.second())
         if self._views is None:
             record = self.record(tensor)
             if self._held is None:
@@ -210,7 +252,7 @@ class Seed:
             outer = [Block(start, Factors(rows.right, rows.left)) for start, rows in outer]  # type: ignore[union-attr]
             rows = None if rows is None else rows.mT
         elif rows is not None and geometry(tensor) != self._shape:
-            return Record(tensor.as_strided(*self._shape), rows, None, support).operand(tensor)
+            return Record(tensor, rows, None, support, (self._shape, self._dtype)).operand(tensor)
         return SparseOperand(tensor, rows, None, support, tuple(outer))
 
     def _nonzero(self, tensor: Tensor) -> list[Block]:
@@ -230,12 +272,13 @@ class Seed:
 
     def record(self, tensor: Tensor) -> Record:
         """The leaf's rows as an ordinary record, for views and writes."""
-        return Record(tensor, self._tangent(), self._source.second(), anchor=self._shape)
+        return Record(tensor, self._tangent(), resolved(self._source.second()), anchor=(self._shape, self._dtype))
 
     def _tangent(self) -> Tensor:
         if self._held is not None:
             return self._held
-        rows = self._source.tangent()
+        rows = resolved(self._source.tangent())
+        assert rows is not None
         if rows.numel() <= _SMALL:
             self._held = rows
         return rows

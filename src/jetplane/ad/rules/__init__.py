@@ -20,7 +20,7 @@ MODULES = (
     *("factorisations", "spectra", "determinants"),
     *("layers", "norms", "attention", "losses", "backward"),
     *("control_flow", "well_known_functions", "torchvision_operations"),
-    *("collectives", "sync_batch_norm", "mark"),
+    *("complex_numbers", "collectives", "sync_batch_norm", "mark"),
 )
 
 

@@ -25,10 +25,14 @@ linalg = torch.linalg
 
 @jet_rule(aten._linalg_slogdet.default, "linalg")
 def _slogdet(pairs: PairSet, op: Any, A: Operand) -> Any:
-    """log |det (A0 (I + e))| = log |det A0| + tr e - tr(e e) / 2."""
+    """log det (A0 (I + e)) = log det A0 + tr e - tr(e e) / 2; its imaginary part s turns the sign of a complex one."""
     sign, logabsdet, LU, pivots = op(A.primal)
     e = _left_divided(A.primal, nil(pairs, A))
-    return sign, joined(logabsdet, e.trace - _trace_of_square(e) * 0.5), LU, pivots
+    logarithm = e.trace - _trace_of_square(e) * 0.5
+    if not sign.is_complex():
+        return sign, joined(logabsdet, logarithm), LU, pivots
+    s = logarithm.map(torch.imag)
+    return joined(sign, (s * 1j - s * s * 0.5) * sign), joined(logabsdet, logarithm.real), LU, pivots
 
 
 def _left_divided(A: Tensor, a: Nil) -> Nil:
@@ -55,7 +59,7 @@ def _det(pairs: PairSet, op: Any, A: Operand) -> Any:
     regular = _is_regular(A.primal.detach())
     chosen = regular[..., None, None]
     identity = torch.eye(n, dtype=det.dtype, device=det.device)
-    spaced = torch.diag(torch.arange(1, n + 1, dtype=det.dtype, device=det.device))
+    spaced = torch.diag(torch.arange(1, n + 1, device=det.device).to(det.dtype))
     by_solve = _det_by_solve(torch.where(chosen, A.primal, identity), det, a)
     by_svd = _det_by_svd(torch.where(chosen, spaced, A.primal), a)
     return joined(det, _choose(regular, by_solve, by_svd)), LU, pivots
@@ -82,13 +86,13 @@ def _det_by_solve(A: Tensor, det: Tensor, a: Nil) -> Nil:
 
 
 def _det_by_svd(A: Tensor, a: Nil) -> Nil:
-    """det (S + e) = prod S + sum_i e_ii P_i + sum_{i<j} (e_ii e_jj - e_ij e_ji) P_ij, for e = U^T a V.
+    """det (S + e) = prod S + sum_i e_ii P_i + sum_{i<j} (e_ii e_jj - e_ij e_ji) P_ij, for e = U^H a V.
 
     P_i and P_ij are the products of S without the i-th, and the i-th and j-th, value: no division.
     """
     U, S, Vh = linalg.svd(A)
-    sign = linalg.det((U @ Vh).detach()).sign()
-    e = mm(U.mT, a, Vh.mT)
+    sign = linalg.det((U @ Vh).detach()).sgn()
+    e = mm(U.mH, a, Vh.mH)
     without_one, without_two = _products_without(S)
     d = e.diagonal
     minors = d.map(lambda rows: rows.unsqueeze(-1)) * d.map(lambda rows: rows.unsqueeze(-2)) - e * e.mT

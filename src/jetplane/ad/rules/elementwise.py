@@ -65,8 +65,8 @@ elementwise(
 
 
 def _zero_base(base: Any, exponent: Any) -> Any:
-    """Where 0**e, e >= 0, makes the derivative by the exponent zero."""
-    return (torch.as_tensor(base) == 0) & (torch.as_tensor(exponent) >= 0)
+    """Where 0**e, e >= 0, makes the derivative by the exponent zero; of a complex e its real part counts."""
+    return (torch.as_tensor(base) == 0) & (torch.as_tensor(exponent).real >= 0)
 
 
 def _log_power(y: Tensor, base: Any, exponent: Any, order: int = 1) -> Tensor:
@@ -76,7 +76,7 @@ def _log_power(y: Tensor, base: Any, exponent: Any, order: int = 1) -> Tensor:
 
 def _power_mixed(y: Tensor, x: Tensor, e: Tensor) -> Tensor:
     mixed = x ** (e - 1) * (1 + e * log(x))
-    return where((x == 0) & (e > 1), 0.0, mixed)
+    return where((x == 0) & (e.real > 1), 0.0, mixed)
 
 
 elementwise_of_many(
@@ -317,4 +317,3 @@ elementwise_of_many(
 composite(aten.logaddexp2, lambda a, b: torch.logaddexp(a * _LN2, b * _LN2) / _LN2)
 linear(aten.real)
 linear(aten.lift_fresh_copy)
-linear(aten._conj_physical)

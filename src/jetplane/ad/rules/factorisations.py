@@ -15,6 +15,7 @@ from ..algebra.jet import Operand, PairSet
 from .nilpotent import (
     Nil,
     half_lower,
+    hermitian,
     inverse_less_one,
     is_vector,
     joined,
@@ -22,7 +23,6 @@ from .nilpotent import (
     mm,
     nil,
     strictly_lower,
-    symmetric,
     upper,
 )
 
@@ -111,37 +111,37 @@ composite(aten.triangular_solve.default, _triangular_solve)
 
 
 def _cholesky_part(pairs: PairSet, A: Operand, L: Tensor) -> Nil:
-    """L' = L (I + f), f lower triangular, with f + f^T + f f^T = L^-1 a L^-T, a the symmetric part as torch has it."""
-    e = symmetric(nil(pairs, A)).map(lambda rows: linalg.solve_triangular(L, rows, upper=False))
-    e = e.map(lambda rows: linalg.solve_triangular(L.mT, rows, upper=True, left=False))
+    """L' = L (I + f), f lower triangular, with f + f^H + f f^H = L^-1 a L^-H, a the Hermitian part as torch has it."""
+    e = hermitian(nil(pairs, A)).map(lambda rows: linalg.solve_triangular(L, rows, upper=False))
+    e = e.map(lambda rows: linalg.solve_triangular(L.mH, rows, upper=True, left=False))
     f = half_lower(e)
-    return mm(L, half_lower(e - mm(f, f.mT)))
+    return mm(L, half_lower(e - mm(f, f.mH)))
 
 
 @jet_rule(aten.linalg_cholesky_ex.default, "linalg")
 def _cholesky_ex(pairs: PairSet, op: Any, A: Operand, *, upper: bool = False, check_errors: bool = False) -> Any:
     factor, info = op(A.primal, upper=upper, check_errors=check_errors)
-    part = _cholesky_part(pairs, A, factor.mT if upper else factor)
-    return joined(factor, part.mT if upper else part), info
+    part = _cholesky_part(pairs, A, factor.mH if upper else factor)
+    return joined(factor, part.mH if upper else part), info
 
 
 @jet_rule(aten.cholesky.default, "linalg")
 def _cholesky(pairs: PairSet, op: Any, A: Operand, upper: bool = False) -> Any:
     factor = op(A.primal, upper)
-    part = _cholesky_part(pairs, A, factor.mT if upper else factor)
-    return joined(factor, part.mT if upper else part)
+    part = _cholesky_part(pairs, A, factor.mH if upper else factor)
+    return joined(factor, part.mH if upper else part)
 
 
 @jet_rule(aten.cholesky_solve.default, "linalg")
 def _cholesky_solve(pairs: PairSet, op: Any, B: Any, L: Any, upper: bool = False) -> Any:
-    """(L L^T) x = B. The value of L is read as triangular, its directions in full, as torch does."""
+    """(L L^H) x = B. The value of L is read as triangular, its directions in full, as torch does."""
     L0 = primal_of(L)
     x = op(primal_of(B), L0, upper)
     d, lower = nil(pairs, L, x.ndim), L0
     if upper:
-        d, lower = d.mT, L0.mT
-    a = mm(d, lower.tril().mT)
-    a = a + a.mT + mm(d, d.mT)
+        d, lower = d.mH, L0.mH
+    a = mm(d, lower.tril().mH)
+    a = a + a.mH + mm(d, d.mH)
     return joined(x, _solution(pairs, a, B, x, True, lambda rows: op(rows, L0, upper)))
 
 
@@ -227,7 +227,7 @@ def _lu_solve(
     d = nil(pairs, LU, x.ndim)
     l, u = strictly_lower(d), upper(d)  # noqa: E741
     a = mm(P, mm(l, U) + mm(L, u) + mm(l, u))
-    return joined(x, _solution(pairs, a.mT if adjoint else a, B, x, left, solve))
+    return joined(x, _solution(pairs, a.mH if adjoint else a, B, x, left, solve))
 
 
 # -- QR and reflectors ---------------------------------------------------------------------------------------------
@@ -236,13 +236,14 @@ def _lu_solve(
 def _qr_part(a: Nil, Q: Tensor, R: Tensor) -> tuple[Nil, Nil]:
     """The nilpotent parts of the factors of a tall A0 = Q R.
 
-    With c = a R^-1, Q + c = Q' (I + u) for an upper triangular u, so u + u^T + u^T u = Q^T c + c^T Q + c^T c.
+    With c = a R^-1, Q + c = Q' (I + u) for an upper triangular u with a real diagonal, so
+    u + u^H + u^H u = Q^H c + c^H Q + c^H c.
     """
     c = a.map(lambda rows: linalg.solve_triangular(R, rows, upper=True, left=False))
-    g = mm(Q.mT, c)
-    g = g + g.mT + mm(c.mT, c)
-    u = half_lower(g).mT
-    u = half_lower(g - mm(u.mT, u)).mT
+    g = mm(Q.mH, c)
+    g = g + g.mH + mm(c.mH, c)
+    u = half_lower(g).mH
+    u = half_lower(g - mm(u.mH, u)).mH
     w = inverse_less_one(u)
     return c + mm(Q, w) + mm(c, w), mm(u, R)
 
@@ -258,28 +259,28 @@ def _qr(pairs: PairSet, op: Any, A: Operand, mode: str = "reduced") -> Any:
     Q, R = op(A.primal, "reduced")
     k, a = min(m, n), nil(pairs, A)
     dQ, dR = _qr_part(a.map(lambda rows: rows[..., :k]), Q, R[..., :k])
-    if n > k:  # the columns beyond the square block: R2 = Q^T A2
+    if n > k:  # the columns beyond the square block: R2 = Q^H A2
         a2 = a.map(lambda rows: rows[..., k:])
-        dR = joined_along([dR, mm(Q.mT, a2) + mm(dQ.mT, A.primal[..., k:]) + mm(dQ.mT, a2)], -1)
+        dR = joined_along([dR, mm(Q.mH, a2) + mm(dQ.mH, A.primal[..., k:]) + mm(dQ.mH, a2)], -1)
     return (Q.new_empty(0) if mode == "r" else joined(Q, dQ)), joined(R, dR)
 
 
 def _reflectors(A: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
-    """V and T with H_1 ... H_k = I - V T V^T, where H_i = I - tau_i v_i v_i^T.
+    """V and T with H_1 ... H_k = I - V T V^H, where H_i = I - tau_i v_i v_i^H.
 
-    T = (I + D W)^-1 D for D = diag(tau) and W the strict upper triangle of V^T V: no division by tau.
+    T = (I + D W)^-1 D for D = diag(tau) and W the strict upper triangle of V^H V: no division by tau.
     """
     k = tau.shape[-1]
     identity = torch.eye(A.shape[-2], k, dtype=A.dtype, device=A.device)
     V = A[..., :k].tril(-1) + identity
-    DW = tau.unsqueeze(-1) * (V.mT @ V).triu(1)
+    DW = tau.unsqueeze(-1) * (V.mH @ V).triu(1)
     return V, linalg.solve_triangular(DW, torch.diag_embed(tau), upper=True, unitriangular=True)
 
 
 def _householder_product(A: Tensor, tau: Tensor) -> Tensor:
     V, T = _reflectors(A, tau)
     n = A.shape[-1]
-    return torch.eye(A.shape[-2], n, dtype=A.dtype, device=A.device) - V @ (T @ V[..., :n, :].mT)
+    return torch.eye(A.shape[-2], n, dtype=A.dtype, device=A.device) - V @ (T @ V[..., :n, :].mH)
 
 
 composite(aten.linalg_householder_product.default, _householder_product)
@@ -287,8 +288,8 @@ composite(aten.linalg_householder_product.default, _householder_product)
 
 def _ormqr(A: Tensor, tau: Tensor, C: Tensor, left: bool = True, transpose: bool = False) -> Tensor:
     V, T = _reflectors(A, tau)
-    T = T.mT if transpose else T
-    return C - V @ (T @ (V.mT @ C)) if left else C - ((C @ V) @ T) @ V.mT
+    T = T.mH if transpose else T
+    return C - V @ (T @ (V.mH @ C)) if left else C - ((C @ V) @ T) @ V.mH
 
 
 composite(aten.ormqr.default, _ormqr)

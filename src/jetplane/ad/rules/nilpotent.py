@@ -6,7 +6,7 @@ around the factors of A0, and two rounds are exact through second order: the fir
 each round gains one.
 
 The rules read the value A0 with its own derivatives (an outer pass, autograd), so they nest and can be backpropagated
-through. Real matrices only: the engine refuses complex values.
+through. They are written with adjoints, which are transposes where matrices are real.
 """
 
 from __future__ import annotations
@@ -39,6 +39,18 @@ class Nil:
     @property
     def mT(self) -> Nil:
         return self.map(lambda rows: rows.mT)
+
+    @property
+    def mH(self) -> Nil:
+        return self.map(lambda rows: rows.mH)
+
+    @property
+    def conj(self) -> Nil:
+        return self.map(torch.conj)
+
+    @property
+    def real(self) -> Nil:
+        return self.map(torch.real)
 
     @property
     def diagonal(self) -> Nil:
@@ -112,12 +124,12 @@ def upper(x: Nil) -> Nil:
 
 
 def half_lower(x: Nil) -> Nil:
-    """The triangular T with T + T^T = x, for a symmetric x."""
+    """The triangular T with T + T^H = x, for a Hermitian x."""
     return x.map(lambda rows: rows.tril() - torch.diag_embed(rows.diagonal(dim1=-2, dim2=-1)) / 2)
 
 
-def symmetric(x: Nil) -> Nil:
-    return (x + x.mT) * 0.5
+def hermitian(x: Nil) -> Nil:
+    return (x + x.mH) * 0.5
 
 
 def inverse_less_one(u: Nil) -> Nil:

@@ -60,9 +60,17 @@ def _var_mean(x: Tensor, dim: Axes = None, *, correction: Any = None, keepdim: b
     over = axes(x, dim)
     mean = x.mean(over, keepdim=True)
     free = count(x, over) - (1 if correction is None else correction)
-    square = (x - mean) * (x - mean)
+    square = squared_size(x - mean)
     var = square.sum(over, keepdim=keepdim) / max(free, 0)
     return var, mean if keepdim else mean.sum(over)
+
+
+def squared_size(x: Tensor) -> Tensor:
+    """|x|^2."""
+    if not x.is_complex():
+        return x * x
+    re, im = torch.view_as_real(x.resolve_conj()).unbind(-1)
+    return re * re + im * im
 
 
 def root(x: Tensor) -> Tensor:
@@ -89,11 +97,11 @@ def _vector_norm(x: Tensor, ord: Any = 2, dim: Axes = None, keepdim: bool = Fals
     over = axes(x, dim)
     size = x.abs()
     if ord == 2:
-        return root((x * x).sum(over, keepdim=keepdim))
+        return root(squared_size(x).sum(over, keepdim=keepdim))
     if ord == 1:
         return size.sum(over, keepdim=keepdim)
     if ord == 0:
-        return (x != 0).sum(over, keepdim=keepdim).to(x.dtype)
+        return (x != 0).sum(over, keepdim=keepdim).to(size.dtype)
     if ord == math.inf:
         return size.amax(over, keepdim=keepdim)
     if ord == -math.inf:
@@ -147,7 +155,7 @@ def _prod_dim(x: Tensor, dim: int, keepdim: bool = False, *, dtype: Any = None) 
     if x.ndim == 0:
         return x.clone()
     if x.shape[dim] == 0:
-        return torch.prod(x.detach(), dim, keepdim)
+        return x.sum(dim, keepdim) + 1
     out = _product(x, dim)
     return out if keepdim else out.squeeze(dim)
 
@@ -156,7 +164,7 @@ composite(aten.prod.dim_int, _prod_dim)
 composite(aten.prod.default, lambda x, *, dtype=None: _prod_dim(x.reshape(-1), 0, dtype=dtype))
 
 
-def _scan(x: Tensor, dim: int, combine: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+def scan(x: Tensor, dim: int, combine: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     """The inclusive scan of an associative operation, in log2(n) steps."""
     if x.ndim == 0:
         return x.clone()
@@ -169,11 +177,11 @@ def _scan(x: Tensor, dim: int, combine: Callable[[Tensor, Tensor], Tensor]) -> T
 
 
 def _cumprod(x: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
-    return _scan(x if dtype is None else x.to(dtype), dim, torch.mul)
+    return scan(x if dtype is None else x.to(dtype), dim, torch.mul)
 
 
 composite(aten.cumprod, _cumprod)
-composite(aten.logcumsumexp, lambda x, dim: _scan(x, dim, torch.logaddexp))
+composite(aten.logcumsumexp, lambda x, dim: scan(x, dim, torch.logaddexp))
 
 # -- order statistics: the values are gathered ---------------------------------------------------------------------
 

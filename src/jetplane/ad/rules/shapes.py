@@ -52,8 +52,8 @@ def _strided(x: Tensor, size: Any, stride: Any, offset: int | None, *, storage_o
 @jet_rule(aten._to_copy, "linear")
 def _to_copy(pairs: PairSet, op: Any, x: Operand, *, memory_format: Any = None, **options: Any) -> Any:
     y = op(x.primal, memory_format=memory_format, **options)
-    if not y.is_floating_point():
-        return y if not y.is_complex() else Operand(y, x.tangent, x.second)
+    if not (y.is_floating_point() or y.is_complex()):
+        return y
     parts = (x.tangent, x.second)
     return Operand(y, *(None if rows is None else rows.to(y.device, y.dtype) for rows in parts))
 

@@ -76,7 +76,7 @@ def coverage(func: Callable[..., Any], primals: Any) -> Coverage:
     """Run ``func(*primals)`` once and list the operations that the primals' derivatives pass through, per module.
 
     A ``func`` without arguments is a closure that uses ``primals`` (a list of tensors or a mapping) in place. Where an
-    operation has no rule, or makes complex numbers, the survey goes on, so all of them are found in one run.
+    operation has no rule the survey goes on, so all of them are found in one run.
 
     Example:
         >>> report = coverage(lambda x: torch.tanh(x).sum(), torch.ones(3))
@@ -88,7 +88,7 @@ def coverage(func: Callable[..., Any], primals: Any) -> Coverage:
     mode = _Survey(one.pairs)
     one.mode = mode
     for position, (label, tensor) in enumerate(named.items()):
-        rows = torch.ones_like(check_leaf(tensor, label)).unsqueeze(0)
+        rows = torch.ones_like(check_leaf(tensor, label, real=False)).unsqueeze(0)
         one.perturb(Leaf(tensor, position, Given([rows] * len(named)), (0,)), label)
     replay = Replay(tensor.device for tensor in named.values())
     try:
@@ -121,16 +121,11 @@ class _Survey(JetMode):
         self._return(_with_zero_rows(out), ())
         return out
 
-    def _enter(self, value: Tensor, jet: Operand) -> None:
-        self._overwrite(value, jet)  # complex numbers, too: the survey goes on past them
-
     def _note(self, op: str, family: str) -> None:
         key = (current_module(), op, family, current_line())
         self.seen[key] = self.seen.get(key, 0) + 1
 
     def _follow(self, step: Treatment, func: Any, args: Any, kwargs: Any, tracked: list[Tensor]) -> Any:
-        if step.kind is not Kind.VIEW and any(tensor.is_complex() for tensor in tracked):
-            return self._passed_over(func, args, kwargs)  # there are no rules for complex numbers
         self._depth += 1
         try:
             out = super()._follow(step, func, args, kwargs, tracked)

@@ -54,6 +54,11 @@ class Pass:
             self._seed(tensor, source, label)
 
     def _seed(self, tensor: Tensor, source: Source, label: str) -> None:
+        if tensor.is_conj() or tensor.is_neg():
+            raise TypeError(
+                f"{label} is a conjugate or negative view, which shows what its memory does not hold; expected "
+                ".resolve_conj().resolve_neg() of it."
+            )
         neighbours = self._leaves.setdefault(tensor.untyped_storage(), [])
         for other, name in neighbours:
             if overlap(geometry(tensor), geometry(other)):
@@ -106,7 +111,7 @@ class Pass:
         tensor = plain_result(tensor)
         self.mode.boundary.check_result(tensor, self.mode.tracks)
         jet = self.mode.jet(tensor)
-        dtype = tensor.dtype if tensor.is_floating_point() else torch.get_default_dtype()
+        dtype = tensor.dtype if tensor.is_floating_point() or tensor.is_complex() else torch.get_default_dtype()
 
         def full(rows: Tensor | None, count: int) -> Tensor:
             if rows is not None:
@@ -143,8 +148,11 @@ class Gathered:
 # -- checks of what the user gives --------------------------------------------------------------------------------
 
 
-def check_leaf(tensor: object, label: str, *, parts: bool = False) -> Tensor:
-    """``tensor`` if it can be perturbed; ``parts``: also one of which each process has a part."""
+def check_leaf(tensor: object, label: str, *, parts: bool = False, real: bool = True) -> Tensor:
+    """``tensor`` if it can be perturbed; ``parts``: also one of which each process has a part.
+
+    ``real``: none of complex numbers, whose coordinates are two for each entry.
+    """
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{label} is {type(tensor).__name__}; expected a tensor to perturb.")
     if _is_sharded(tensor) and not (parts and is_shared_out(tensor)):
@@ -155,9 +163,12 @@ def check_leaf(tensor: object, label: str, *, parts: bool = False) -> Tensor:
         )
     if is_shared_out(tensor):
         check_parts(tensor, label)
-    if tensor.is_complex():
-        raise TypeError(f"{label} has dtype {tensor.dtype}; complex is not supported, expected a real floating dtype.")
-    if not tensor.is_floating_point():
+    if tensor.is_complex() and real:
+        raise TypeError(
+            f"{label} has dtype {tensor.dtype}; expected real numbers here, of which the program makes complex ones by "
+            "torch.view_as_complex."
+        )
+    if not (tensor.is_floating_point() or tensor.is_complex()):
         raise TypeError(f"{label} has dtype {tensor.dtype}; only floating-point tensors can be perturbed.")
     if tensor.layout is not torch.strided:
         raise TypeError(f"{label} has layout {tensor.layout}; expected torch.strided.")

@@ -161,7 +161,7 @@ def _named(params: Iterable[Tensor] | Mapping[str, Tensor]) -> tuple[list[str], 
         labels = [f"parameter {i}" for i in range(len(leaves))]
     if not leaves:
         raise ValueError("params is empty; expected at least one tensor to perturb.")
-    return labels, [check_leaf(leaf, label, parts=True) for leaf, label in zip(leaves, labels, strict=True)]
+    return labels, [check_leaf(leaf, label, parts=True, real=False) for leaf, label in zip(leaves, labels, strict=True)]
 
 
 def _rows(directions: Any, leaves: list[Tensor], labels: list[str], params: Any) -> Directions:

@@ -78,7 +78,7 @@ class Problem:
             raise ValueError("primals hold no tensor; expected at least one to perturb.")
         self.labels = [f"primal {i}" if len(self.leaves) > 1 else "the primal" for i in range(len(self.leaves))]
         for leaf, label in zip(self.leaves, self.labels, strict=True):
-            check_leaf(leaf, label)
+            check_leaf(leaf, label, real=False)
         self.aux: Any = None
         self.batch_ndim = 0
 
@@ -112,6 +112,7 @@ class Problem:
     def basis(self, batch_ndim: int = 0) -> Basis:
         """The coordinate directions of the primals, which the samples of ``batch_ndim`` leading axes share."""
         for leaf, label in zip(self.leaves, self.labels, strict=True):
+            check_leaf(leaf, label)
             if not 0 <= batch_ndim <= leaf.ndim:
                 shape = tuple(leaf.shape)
                 raise ValueError(f"batch_ndim is {batch_ndim}; expected 0 to {leaf.ndim} for {label} {shape}.")

@@ -79,6 +79,10 @@ def quadratic_of(jet: Jet, pairs: PairSet, kind: Entry) -> Quadratic:
     """The quadratic model from the jet of a scalar, or of one loss for each sample where the curvature asks for it."""
     if jet.primal.numel() != 1 and not kind.each:
         raise ValueError(f"the loss has shape {tuple(jet.primal.shape)}; expected a scalar.")
+    if jet.primal.is_complex():
+        raise ValueError(
+            f"the loss has dtype {jet.primal.dtype}; expected a real number, such as loss.real or loss.abs()."
+        )
     if not jet.primal.is_floating_point():
         raise ValueError(f"the loss has dtype {jet.primal.dtype}; expected a floating-point scalar.")
     return kind.read(jet, pairs)

@@ -99,11 +99,11 @@ def verify(func: Callable[..., Any], params: Any, *, seed: int = 0, directions: 
         raise ValueError(f"directions is {directions!r}; expected a positive integer.")
     program, named = as_closure(func, params)
     for label, tensor in named.items():
-        check_leaf(tensor, label)
+        check_leaf(tensor, label, real=False)
     problem = _Differences(program, named)
     generator = torch.Generator().manual_seed(seed)
     rows = {
-        label: torch.randn((directions, *t.shape), generator=generator, device="cpu").to(t) * _scale(t.detach())
+        label: _drawn((directions, *t.shape), t.is_complex(), generator).to(t) * _scale(t.detach())
         for label, t in named.items()
     }
     try:
@@ -117,9 +117,14 @@ def verify(func: Callable[..., Any], params: Any, *, seed: int = 0, directions: 
     return Verification(tuple(checks))
 
 
+def _drawn(shape: tuple[int, ...], is_complex: bool, generator: torch.Generator) -> Tensor:
+    dtype = torch.get_default_dtype()
+    return torch.randn(shape, generator=generator, device="cpu", dtype=dtype.to_complex() if is_complex else dtype)
+
+
 def _scale(tensor: Tensor) -> float:
     """The typical size of the tensor's entries, so that one step moves all tensors alike."""
-    return max(float(tensor.double().square().mean().sqrt()) if tensor.numel() else 0.0, 1e-2)
+    return max(float(tensor.abs().double().square().mean().sqrt()) if tensor.numel() else 0.0, 1e-2)
 
 
 class _Differences:
@@ -175,6 +180,8 @@ class _Differences:
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
             raise ValueError(f"the program returned {shape}; expected a scalar loss.")
+        if loss.is_complex():
+            raise ValueError(f"the program returned a loss of {loss.dtype}; expected a real number.")
         jet = one.jet(loss)
         curvature = pairs.matrix(jet.second.reshape(pairs.rows))
         return Quadratic(loss.detach().reshape(()), jet.tangent.reshape(given.k), curvature)

@@ -210,6 +210,7 @@ class WatchMode(JetMode):
         if plan(func).kind is Kind.VIEW:
             refuse_reinterpretation(func, (variables or parameters)[0][1].dtype, out)
         refuse_results(func, out)
+        _refuse_complex(func, out)
         self._mark(out, _VARIABLE)
         for tensor in outputs(out):
             self._changes[tensor.untyped_storage()] = self._nodes, 0
@@ -332,6 +333,14 @@ class WatchMode(JetMode):
     def _is_made(self, target: Tensor, kind: str) -> bool:
         """Whether a target is made of parameters: a write into a constant, or into a parameter itself, is a node."""
         return kind == _PARAMETER and self._parameters.find(target) is None
+
+
+def _refuse_complex(func: Any, out: Any) -> None:
+    if any(tensor.is_complex() for tensor in outputs(out)):
+        raise UnsupportedProgram(
+            f"{call_site(str(func))} makes complex numbers of what depends on parameters and data, through which no "
+            "noise is followed; expected real ones, or estimator='weight', or an optimizer that searches a plane."
+        )
 
 
 def _is_as_large(tensors: list[Tensor], kinds: list[str]) -> bool:
