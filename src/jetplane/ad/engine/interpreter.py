@@ -332,7 +332,9 @@ class JetMode(_torch.DispatchMode):
             jets: list[Operand] = [Operand(target, None, None) for target in targets]
         else:
             outs = _outs(func)
-            self._refuse_detached(targets, func)
+            if self._stopped:
+                for target in targets:
+                    self._take_over(target, func)
             jets = self._written_jets(step, func, args, kwargs, tracked, targets)
             for target, jet in zip(targets, jets, strict=True):
                 value = jet.primal.detach() if jet.primal.requires_grad else jet.primal
@@ -385,13 +387,17 @@ class JetMode(_torch.DispatchMode):
                 self.boundary.adopt(copy, target)
         return [copies.get(id(arg), arg) for arg in args]
 
-    def _refuse_detached(self, targets: list[Tensor], func: Any) -> None:
-        for target in targets:
-            if self._stopped and self.is_stopped(target):
-                raise UnsupportedProgram(
-                    f"{call_site(str(func))} writes a perturbed value into a detached tensor, whose memory it shares "
-                    "with others; expected a write into a clone."
-                )
+    def _take_over(self, target: Tensor, func: Any) -> None:
+        """A detached tensor that is written to becomes one of the program's own, unless others share its memory."""
+        if not self.is_stopped(target):
+            return
+        if not _torch.owns_memory(target):
+            raise UnsupportedProgram(
+                f"{call_site(str(func))} writes a perturbed value into a detached tensor, whose memory it shares "
+                "with others; expected a write into a clone."
+            )
+        del self._stopped[id(target)]
+        self._records.pop(target.untyped_storage(), None)
 
     def _overwrite(self, target: Tensor, jet: Operand) -> None:
         tangent, second = jet.tangent, jet.second
