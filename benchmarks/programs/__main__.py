@@ -22,7 +22,18 @@ from .listing import page, versions
 from .packages import PACKAGES
 from .program import Program
 
-_FAMILIES = ("transformers", "vision", "diffusion", "adapters", "graphs", "scientific", "flows")
+_FAMILIES = (
+    "transformers",
+    "vision",
+    "diffusion",
+    "adapters",
+    "graphs",
+    "scientific",
+    "flows",
+    "attention",
+    "losses",
+    "reinforcement",
+)
 
 
 def _programs(families: tuple[str, ...], only: tuple[str, ...]) -> Iterator[Program]:

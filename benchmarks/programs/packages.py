@@ -18,4 +18,12 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "zuko": ("zuko",),
     "nflows": ("nflows.transforms", "nflows.flows"),
     "normflows": ("normflows",),
+    "vit-pytorch": ("vit_pytorch",),
+    "x-transformers": ("x_transformers",),
+    "pytorch-metric-learning": ("pytorch_metric_learning.losses",),
+    "kornia": ("kornia",),
+    "torchmetrics": ("torchmetrics.functional",),
+    "entmax": ("entmax",),
+    "torchrl": ("torchrl.objectives", "torchrl.modules"),
+    "stable-baselines3": ("stable_baselines3",),
 }

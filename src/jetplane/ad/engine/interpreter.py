@@ -21,6 +21,7 @@ from ..algebra.registry import Kind, Treatment, lookup, plan
 from ..algebra.sparse import SparseOperand, Support, padded, term_of
 from ..storage_geometry import written
 from .boundary import AtOnce, Boundary
+from .earlier import EarlierAliases
 from .grad_switches import GradSwitches
 from .locate import call_site
 from .results import complex_value, refuse_reinterpretation
@@ -54,6 +55,7 @@ class JetMode(_torch.DispatchMode):
         self.detached = False  # whether the program has detached what varies
         self._records: weakref.WeakKeyDictionary[Any, Record | Seed] = weakref.WeakKeyDictionary()
         self._stopped: dict[int, weakref.ref[Tensor]] = {}
+        self.earlier = EarlierAliases()
         self._sparse = False  # whether there are leaves that vary along some directions alone
         self._unused: list[Seed] = []  # that no operation has been seen to read
         self._bodies: list[Any] = []  # composites that are running, innermost last
@@ -66,6 +68,7 @@ class JetMode(_torch.DispatchMode):
     def seed(self, tensor: Tensor, seed: Seed) -> None:
         """Perturb a leaf."""
         self._sparse |= self.boundary.begins_late and seed.structured
+        self.earlier.begin(tensor)
         storage = tensor.untyped_storage()
         other = self._records.get(storage)
         if other is None:
@@ -82,7 +85,7 @@ class JetMode(_torch.DispatchMode):
 
     def record_of(self, tensor: Tensor) -> Record | Seed | None:
         """The record behind ``tensor``; None where it does not depend on a perturbed leaf."""
-        if self._stopped and self.is_stopped(tensor):
+        if (self._stopped and self.is_stopped(tensor)) or (self.earlier.any and self.earlier.is_one(tensor)):
             return None
         try:
             # asked of every tensor: the dictionary's own get is one more call of Python
@@ -169,6 +172,8 @@ class JetMode(_torch.DispatchMode):
                 out = self._follow(plan(func), func, args, kwargs, tracked)
             except MissingRule as error:
                 raise self._explain(func, error) from None
+            if self.earlier.any:
+                self.earlier.note(out, args)
         if self.witness is not None:
             self.witness.note(func, args, kwargs, out)
         return out
