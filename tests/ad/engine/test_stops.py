@@ -8,7 +8,7 @@ import numpy
 import pytest
 import torch
 import torch.nn.functional as F
-from test_guards import _seeded, right_or_refused
+from test_guards import _seeded
 from torch import Tensor
 
 import jetplane as jp

@@ -180,3 +180,23 @@ def test_a_slope_that_only_the_backward_knows(modules: Callable[..., None]) -> N
     x = torch.tensor([0.4, -0.3, 1.1], dtype=torch.float64)
     assert _plane(lambda x: step.apply(x.sin()).sum(), x).loss.item() == 2
     _check(lambda x: step.apply(x.sin()).sum(), lambda x: ((x.sin() - 1) * x.sin().exp()).sum(), x)
+
+
+def test_entmax_by_bisection_varies_as_its_closed_form(modules: Callable[..., None]) -> None:
+    def sparse(x: Tensor, kept: Tensor) -> Tensor:  # sparsemax with this support
+        return torch.where(kept, x - (x[kept].sum() - 1) / kept.sum(), 0.0)
+
+    def forward(ctx: Any, x: Tensor, alpha: float, dim: int, n_iter: int = 50) -> Tensor:
+        assert alpha == 2 and n_iter == 40
+        return sparse(x, kept)
+
+    modules("entmax.root_finding", EntmaxBisectFunction=SimpleNamespace(forward=forward))
+    bisection = _named("entmax.root_finding.SparsemaxBisectFunction", forward=lambda ctx, *args: None, backward=None)
+    x = torch.tensor([0.9, 0.7, -2.0, 0.3], dtype=torch.float64)
+    kept = torch.tensor([True, True, False, True])
+    weight = torch.tensor([1.0, -2.0, 3.0, 0.5], dtype=torch.float64)
+    _check(
+        lambda x: (bisection.apply(x.sin(), -1, 40).exp() * weight).sum(),
+        lambda x: (sparse(x.sin(), kept).exp() * weight).sum(),
+        x,
+    )

@@ -35,8 +35,23 @@ transparent(
     "timm.layers.activations_me.HardSwishAutoFn",
     "timm.layers.activations_me.HardMishAutoFn",
     "e3nn.math._soft_unit_step._SoftUnitStep",
+    "entmax.activations.SparsemaxFunction",
+    "entmax.activations.Entmax15Function",
+    "entmax.losses.SparsemaxLossFunction",
+    "entmax.losses.SparsemaxBisectLossFunction",
+    "entmax.losses.Entmax15LossFunction",
+    "entmax.losses.EntmaxBisectLossFunction",
+    "torchrl.modules.distributions.utils._SafeTanh",
+    "torchrl.modules.distributions.utils._SafeTanhNoEps",
     "zuko.utils.AdaptiveCheckpointAdjoint",  # the solver's own steps; the adjoint gives the same within its tolerance
 )
+
+
+class _Context(SimpleNamespace):
+    """What a Function's forward hands to its backward, both as parts of the program."""
+
+    def save_for_backward(self, *tensors: Tensor) -> None:
+        self.saved_tensors = tensors
 
 
 # -- torchdiffeq ----------------------------------------------------------------------------------------------------
@@ -123,14 +138,37 @@ def _bisected(f: Callable[[Tensor], Tensor], y: Tensor, a: Tensor, b: Tensor, n:
 composite("zuko.utils.Bisection", _root)
 
 
+# -- entmax ---------------------------------------------------------------------------------------------------------
+
+
+def _entmax(x: Tensor, alpha: Any = 1.5, dim: int = -1, *rest: Any, **options: Any) -> Tensor:
+    """((a x - t)+)^(1/a), a = alpha - 1, where t is found by bisection and varies so that the sum stays one.
+
+    As for :func:`_root`, two steps with the slope there make the first two orders of t right.
+    """
+    function = sys.modules["entmax.root_finding"].EntmaxBisectFunction
+    power = alpha - 1
+    fixed = power.detach() if isinstance(power, Tensor) else power
+    p = function.forward(_Context(), x.detach(), fixed + 1, dim, *rest, **options)
+    largest, at = p.max(dim, keepdim=True)
+    inside, scaled = p > 0, power * x
+    t = scaled.detach().gather(dim, at) - largest**fixed
+
+    def result(t: Tensor) -> Tensor:
+        return torch.where(inside, torch.where(inside, scaled - t, 1.0) ** (1 / power), 0.0)
+
+    slope = (torch.where(inside, p, 1.0) ** (1 - fixed) / fixed * inside).sum(dim, keepdim=True)
+    for _ in range(2):
+        total = result(t).sum(dim, keepdim=True)
+        t = t + (total - total.detach()) / slope
+    return result(t)
+
+
+composite("entmax.root_finding.EntmaxBisectFunction", _entmax)
+composite("entmax.root_finding.SparsemaxBisectFunction", lambda x, *rest, **options: _entmax(x, 2.0, *rest, **options))
+
+
 # -- slopes that only the backward knows ----------------------------------------------------------------------------
-
-
-class _Context(SimpleNamespace):
-    """What a Function's forward hands to its backward, both as parts of the program."""
-
-    def save_for_backward(self, *tensors: Tensor) -> None:
-        self.saved_tensors = tensors
 
 
 def _by_its_backward(name: str) -> None:
