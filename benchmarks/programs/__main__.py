@@ -6,6 +6,7 @@ import argparse
 import importlib
 import json
 import os
+import subprocess
 import sys
 import time
 import warnings
@@ -18,26 +19,21 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: the processes for
 from .comparison import compare
 from .forked import forked
 from .listing import page, versions
+from .packages import PACKAGES
 from .program import Program
 
-_FAMILIES = ("transformers", "vision", "diffusion", "adapters", "graphs", "scientific", "flows")
-
-
-# by package, as programs are named by: what is imported once, before the processes fork
-_IMPORTS = {
-    "transformers": ("transformers.models.auto.modeling_auto", "transformers.models.llama.modeling_llama"),
-    "timm": ("timm",),
-    "torchvision": ("torchvision.models", "torchvision.ops"),
-    "diffusers": ("diffusers",),
-    "peft": ("peft",),
-    "torch_geometric": ("torch_geometric.nn",),
-    "gpytorch": ("gpytorch",),
-    "torchdiffeq": ("torchdiffeq",),
-    "e3nn": ("e3nn.nn", "e3nn.o3", "e3nn.math"),
-    "zuko": ("zuko",),
-    "nflows": ("nflows.transforms", "nflows.flows"),
-    "normflows": ("normflows",),
-}
+_FAMILIES = (
+    "transformers",
+    "vision",
+    "diffusion",
+    "adapters",
+    "graphs",
+    "scientific",
+    "flows",
+    "attention",
+    "losses",
+    "reinforcement",
+)
 
 
 def _programs(families: tuple[str, ...], only: tuple[str, ...]) -> Iterator[Program]:
@@ -58,7 +54,7 @@ def _programs(families: tuple[str, ...], only: tuple[str, ...]) -> Iterator[Prog
 
 def _is_there(package: str) -> bool:
     try:
-        for name in _IMPORTS[package]:
+        for name in PACKAGES[package]:
             importlib.import_module(name)
     except Exception as error:  # a package that does not fit another raises anything
         print(f"{package}: left out, {type(error).__name__}: {error}", flush=True)
@@ -78,8 +74,9 @@ def main() -> int:
         if program.name not in known or known[program.name]["result"] in arguments.again
     )
     until = None if arguments.within is None else time.monotonic() + arguments.within
+    commit = _commit()
     for name, found in forked(left, arguments.jobs, arguments.seconds, until):
-        known[name] = found
+        known[name] = found | commit
         print(f"{name}: {found['result']} {found['words'][:200]} ({found['seconds']} s)", flush=True)
         _write(arguments.out, {"versions": held["versions"] | versions(), "programs": dict(sorted(known.items()))})
     if arguments.page:
@@ -88,6 +85,16 @@ def main() -> int:
     if wrong:
         print(f"wrong: {', '.join(wrong)}")
     return 1 if wrong else 0
+
+
+def _commit() -> dict[str, str]:
+    """That of the tree, where it is one of git without changes."""
+    try:
+        changed = subprocess.check_output(["git", "status", "--porcelain", "src", "benchmarks/programs"], text=True)
+        name = subprocess.check_output(["git", "rev-parse", "--short=7", "HEAD"], text=True)
+    except (OSError, subprocess.CalledProcessError):
+        return {}
+    return {} if changed else {"commit": name.strip()}
 
 
 def _arguments() -> argparse.Namespace:

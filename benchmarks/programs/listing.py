@@ -7,12 +7,10 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from .packages import PACKAGES
+
 __all__ = ["page", "versions"]
 
-PACKAGES = (
-    *("torch", "transformers", "timm", "torchvision", "diffusers", "peft", "torch_geometric", "gpytorch"),
-    *("torchdiffeq", "e3nn", "zuko", "nflows", "normflows"),
-)
 _ABOUT = """# Other people's programs
 
 jetplane is run on tiny models of well-known packages, built from their configs without a download. For each, slopes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Built", "Program", "loss_of", "tensors"]
+__all__ = ["Built", "Ids", "Program", "loss_of", "module", "tensors"]
 
 
 class Built(NamedTuple):
@@ -25,6 +26,31 @@ class Program(NamedTuple):
 
     name: str
     build: Callable[[], Built]
+
+
+class Ids(NamedTuple):
+    """In the place of an input: whole numbers below a limit."""
+
+    limit: int
+    shape: tuple[int, ...]
+
+
+def module(path: str, options: dict[str, Any], *inputs: Any, train: bool = False, **named: Any) -> Callable[[], Built]:
+    """A class by its dotted path, made with ``options`` and called with random tensors of the shapes that are given."""
+
+    def build() -> Built:
+        where, _, name = path.rpartition(".")
+        made = getattr(importlib.import_module(where), name)(**options).double().train(train)
+        given, more = [_input(one) for one in inputs], {key: _input(one) for key, one in named.items()}
+        return Built(made, lambda: made(*given, **more))
+
+    return build
+
+
+def _input(given: Any) -> Any:
+    if isinstance(given, Ids):
+        return torch.randint(0, given.limit, given.shape)
+    return torch.randn(given) if isinstance(given, tuple) else given
 
 
 def tensors(value: Any) -> Iterator[Tensor]:

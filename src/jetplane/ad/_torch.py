@@ -59,6 +59,7 @@ __all__ = [
     "native_losses",
     "no_function_modes",
     "op_database",
+    "owns_memory",
     "plain_body",
     "prim_body",
     "pytree",
@@ -250,6 +251,12 @@ def made_for_transform(function: type) -> tuple[type, Callable[[Any], Any] | Non
 def has_gradient_hooks(tensor: torch.Tensor) -> bool:
     """Whether a backward pass would call functions of the user's with the gradient of a leaf."""
     return bool(tensor._backward_hooks) or bool(getattr(tensor, "_post_accumulate_grad_hooks", None))
+
+
+def owns_memory(tensor: torch.Tensor) -> bool:
+    """Whether no other tensor shares the memory of this one."""
+    storage = tensor.untyped_storage()
+    return bool(torch._C._storage_Use_Count(storage._cdata) == 2)  # the tensor and ``storage`` here
 
 
 def is_fake(kind: type) -> bool:

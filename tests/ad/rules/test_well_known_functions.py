@@ -153,3 +153,50 @@ def test_an_integral_varies_with_its_ends_and_its_integrand(modules: Callable[..
 def test_names_are_found_for_operations_and_functions() -> None:
     assert registry.dotted(torch.ops.aten.mul) == registry.dotted(torch.ops.aten.mul.Tensor) == "aten.mul"
     assert registry.lookup(_named("somebody.else.Other")) is None
+
+
+def test_a_root_varies_as_the_inverse_of_its_function() -> None:
+    bisection = _named("zuko.utils.Bisection", forward=lambda ctx, *args: None, backward=None)
+    x = torch.tensor([0.7, 1.3], dtype=torch.float64)  # c and y of c * s**3 = y
+
+    def f(x: Tensor) -> Tensor:
+        a, b = torch.zeros((), dtype=x.dtype), torch.full((), 4.0, dtype=x.dtype)
+        return bisection.apply(lambda s: x[0] * s**3, x[1], a, b, 60, x[0])
+
+    _check(f, lambda x: (x[1] / x[0]) ** (1 / 3), x)
+
+
+def test_a_slope_that_only_the_backward_knows(modules: Callable[..., None]) -> None:
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x, x.exp())
+        return (x > 0).to(x.dtype)
+
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        x, grown = ctx.saved_tensors
+        return g * x * grown
+
+    step = _named("gpytorch.functions._log_normal_cdf.LogNormalCDF", forward=forward, backward=backward)
+    modules("gpytorch.functions._log_normal_cdf", LogNormalCDF=step)
+    x = torch.tensor([0.4, -0.3, 1.1], dtype=torch.float64)
+    assert _plane(lambda x: step.apply(x.sin()).sum(), x).loss.item() == 2
+    _check(lambda x: step.apply(x.sin()).sum(), lambda x: ((x.sin() - 1) * x.sin().exp()).sum(), x)
+
+
+def test_entmax_by_bisection_varies_as_its_closed_form(modules: Callable[..., None]) -> None:
+    def sparse(x: Tensor, kept: Tensor) -> Tensor:  # sparsemax with this support
+        return torch.where(kept, x - (x[kept].sum() - 1) / kept.sum(), 0.0)
+
+    def forward(ctx: Any, x: Tensor, alpha: float, dim: int, n_iter: int = 50) -> Tensor:
+        assert alpha == 2 and n_iter == 40
+        return sparse(x, kept)
+
+    modules("entmax.root_finding", EntmaxBisectFunction=SimpleNamespace(forward=forward))
+    bisection = _named("entmax.root_finding.SparsemaxBisectFunction", forward=lambda ctx, *args: None, backward=None)
+    x = torch.tensor([0.9, 0.7, -2.0, 0.3], dtype=torch.float64)
+    kept = torch.tensor([True, True, False, True])
+    weight = torch.tensor([1.0, -2.0, 3.0, 0.5], dtype=torch.float64)
+    _check(
+        lambda x: (bisection.apply(x.sin(), -1, 40).exp() * weight).sum(),
+        lambda x: (sparse(x.sin(), kept).exp() * weight).sum(),
+        x,
+    )

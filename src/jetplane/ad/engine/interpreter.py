@@ -21,6 +21,7 @@ from ..algebra.registry import FOR_COMPLEX, Kind, Treatment, lookup, plan, plan_
 from ..algebra.sparse import SparseOperand, Support, padded, term_of
 from ..storage_geometry import written
 from .boundary import AtOnce, Boundary
+from .earlier import EarlierAliases
 from .grad_switches import GradSwitches
 from .locate import call_site
 from .results import no_complex_rule, refuse_reinterpretation
@@ -54,6 +55,7 @@ class JetMode(_torch.DispatchMode):
         self.detached = False  # whether the program has detached what varies
         self._records: weakref.WeakKeyDictionary[Any, Record | Seed] = weakref.WeakKeyDictionary()
         self._stopped: dict[int, weakref.ref[Tensor]] = {}
+        self.earlier = EarlierAliases()
         self._complex = False  # whether complex numbers vary
         self._sparse = False  # whether there are leaves that vary along some directions alone
         self._unused: list[Seed] = []  # that no operation has been seen to read
@@ -67,6 +69,7 @@ class JetMode(_torch.DispatchMode):
     def seed(self, tensor: Tensor, seed: Seed) -> None:
         """Perturb a leaf."""
         self._sparse |= self.boundary.begins_late and seed.structured
+        self.earlier.begin(tensor)
         storage = tensor.untyped_storage()
         other = self._records.get(storage)
         if other is None:
@@ -83,7 +86,7 @@ class JetMode(_torch.DispatchMode):
 
     def record_of(self, tensor: Tensor) -> Record | Seed | None:
         """The record behind ``tensor``; None where it does not depend on a perturbed leaf."""
-        if self._stopped and self.is_stopped(tensor):
+        if (self._stopped and self.is_stopped(tensor)) or (self.earlier.any and self.earlier.is_one(tensor)):
             return None
         try:
             # asked of every tensor: the dictionary's own get is one more call of Python
@@ -170,6 +173,8 @@ class JetMode(_torch.DispatchMode):
                 out = self._follow(plan(func), func, args, kwargs, tracked)
             except MissingRule as error:
                 raise self._explain(func, error) from None
+            if self.earlier.any:
+                self.earlier.note(out, args)
         if self.witness is not None:
             self.witness.note(func, args, kwargs, out)
         return out
@@ -343,7 +348,9 @@ class JetMode(_torch.DispatchMode):
             jets: list[Operand] = [Operand(target, None, None) for target in targets]
         else:
             outs = _outs(func)
-            self._refuse_detached(targets, func)
+            if self._stopped:
+                for target in targets:
+                    self._take_over(target, func)
             jets = self._written_jets(step, func, args, kwargs, tracked, targets)
             for target, jet in zip(targets, jets, strict=True):
                 value = jet.primal.detach() if jet.primal.requires_grad else jet.primal
@@ -396,13 +403,17 @@ class JetMode(_torch.DispatchMode):
                 self.boundary.adopt(copy, target)
         return [copies.get(id(arg), arg) for arg in args]
 
-    def _refuse_detached(self, targets: list[Tensor], func: Any) -> None:
-        for target in targets:
-            if self._stopped and self.is_stopped(target):
-                raise UnsupportedProgram(
-                    f"{call_site(str(func))} writes a perturbed value into a detached tensor, whose memory it shares "
-                    "with others; expected a write into a clone."
-                )
+    def _take_over(self, target: Tensor, func: Any) -> None:
+        """A detached tensor that is written to becomes one of the program's own, unless others share its memory."""
+        if not self.is_stopped(target):
+            return
+        if not _torch.owns_memory(target):
+            raise UnsupportedProgram(
+                f"{call_site(str(func))} writes a perturbed value into a detached tensor, whose memory it shares "
+                "with others; expected a write into a clone."
+            )
+        del self._stopped[id(target)]
+        self._records.pop(target.untyped_storage(), None)
 
     def _overwrite(self, target: Tensor, jet: Operand) -> None:
         tangent, second = jet.tangent, jet.second

@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 from ...errors import UnsupportedProgram
 from .. import _torch
 from ..rules.named_losses import LOSSES
+from ..storage_geometry import geometry
 from .grad_switches import GradSwitches
 from .locate import call_site, called_by_autograd, called_by_transform
 
@@ -193,6 +194,26 @@ def _refuse_tracked(jets: Follower, func: Any, args: Any, kwargs: Any) -> Any:
     return func(*args, **kwargs)
 
 
+def _set_data(jets: Follower, func: Any, args: Any, kwargs: Any) -> Any:
+    tensor, value = args
+    if isinstance(value, Tensor) and not _torch.is_functorch_wrapper(tensor) and not _is_same_memory(tensor, value):
+        if jets.tracks(tensor):
+            raise UnsupportedProgram(
+                f"{call_site('an assignment to .data')} puts other memory under a perturbed tensor, which loses its "
+                "tangents; expected an assignment of the tensor itself."
+            )
+        func(tensor, value)
+        jets.stop(tensor)  # whatever the value depends on: to autograd it is data
+        return None
+    return func(*args, **kwargs)
+
+
+def _is_same_memory(a: Tensor, b: Tensor) -> bool:
+    """Whether nothing changes by one in the place of the other, as ``Module.to`` puts a parameter there itself."""
+    same = a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr() if a is not b else True
+    return same and a.dtype == b.dtype and geometry(a) == geometry(b)
+
+
 def _requires_grad(jets: Follower, func: Any, args: Any, kwargs: Any) -> bool:
     # a program that asks decides by the answer, such as whether derivatives inside it are to have a graph; in backprop
     # what depends on a parameter says yes
@@ -280,7 +301,7 @@ _HOOKS: dict[Any, Any] = {
     torch.autograd.backward: _differentiate,
     torch.Tensor.backward: _differentiate,
     torch.nn.functional.gumbel_softmax: _gumbel_softmax,
-    torch.Tensor.data.__set__: _refuse_tracked,  # type: ignore[attr-defined]
+    torch.Tensor.data.__set__: _set_data,  # type: ignore[attr-defined]
     _REQUIRES_GRAD: _requires_grad,
     torch.Tensor.retain_grad: _keep_gradient,
     torch.Tensor.register_hook: _refuse_hook,

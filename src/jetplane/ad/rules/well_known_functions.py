@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -25,13 +26,32 @@ transparent(
     "peft.tuners.randlora.layer.UniqueBaseGrad",
     "gpytorch.functions.rbf_covariance.RBFCovariance",
     "gpytorch.functions.matern_covariance.MaternCovariance",
+    "gpytorch.variational.variational_strategy.ComputePredictiveUpdates",  # for symmetric matrices, as it is given
+    "gpytorch.variational.large_batch_variational_strategy.QuadFormDiagonal",  # and this
+    "linear_operator.functions._matmul.Matmul",
     "timm.layers.activations_me.SwishAutoFn",
     "timm.layers.activations_me.MishAutoFn",
     "timm.layers.activations_me.HardSigmoidAutoFn",
     "timm.layers.activations_me.HardSwishAutoFn",
     "timm.layers.activations_me.HardMishAutoFn",
     "e3nn.math._soft_unit_step._SoftUnitStep",
+    "entmax.activations.SparsemaxFunction",
+    "entmax.activations.Entmax15Function",
+    "entmax.losses.SparsemaxLossFunction",
+    "entmax.losses.SparsemaxBisectLossFunction",
+    "entmax.losses.Entmax15LossFunction",
+    "entmax.losses.EntmaxBisectLossFunction",
+    "torchrl.modules.distributions.utils._SafeTanh",
+    "torchrl.modules.distributions.utils._SafeTanhNoEps",
+    "zuko.utils.AdaptiveCheckpointAdjoint",  # the solver's own steps; the adjoint gives the same within its tolerance
 )
+
+
+class _Context(SimpleNamespace):
+    """What a Function's forward hands to its backward, both as parts of the program."""
+
+    def save_for_backward(self, *tensors: Tensor) -> None:
+        self.saved_tensors = tensors
 
 
 # -- torchdiffeq ----------------------------------------------------------------------------------------------------
@@ -91,3 +111,81 @@ def _integral(f: Callable[[Tensor], Tensor], a: Tensor, b: Tensor, n: int, *_: A
 
 
 composite("zuko.utils.GaussLegendre", _integral)
+
+
+def _root(f: Callable[[Tensor], Tensor], y: Tensor, a: Tensor, b: Tensor, n: int, *_: Any) -> Tensor:
+    """Where f is y, by bisection; how the place varies is f's inverse, as its backward says.
+
+    A step with the slope there, x - (f(x) - y) / f'(x), moves no root, and each one makes another order of it right.
+    """
+    x = _bisected(f, y, a, b, n)
+    slope = torch.func.jvp(f, (x,), (torch.ones_like(x),))[1].detach()
+    for _ in range(2):
+        gap = f(x) - y
+        x = x - (gap - gap.detach()) / slope
+    return x
+
+
+def _bisected(f: Callable[[Tensor], Tensor], y: Tensor, a: Tensor, b: Tensor, n: int) -> Tensor:
+    """The middle of the last of n intervals, as a constant."""
+    for _ in range(n):
+        middle = (a + b) / 2
+        below = f(middle) < y
+        a, b = torch.where(below, middle, a), torch.where(below, b, middle)
+    return ((a + b) / 2).detach()
+
+
+composite("zuko.utils.Bisection", _root)
+
+
+# -- entmax ---------------------------------------------------------------------------------------------------------
+
+
+def _entmax(x: Tensor, alpha: Any = 1.5, dim: int = -1, *rest: Any, **options: Any) -> Tensor:
+    """((a x - t)+)^(1/a), a = alpha - 1, where t is found by bisection and varies so that the sum stays one.
+
+    As for :func:`_root`, two steps with the slope there make the first two orders of t right.
+    """
+    function = sys.modules["entmax.root_finding"].EntmaxBisectFunction
+    power = alpha - 1
+    fixed = power.detach() if isinstance(power, Tensor) else power
+    p = function.forward(_Context(), x.detach(), fixed + 1, dim, *rest, **options)
+    largest, at = p.max(dim, keepdim=True)
+    inside, scaled = p > 0, power * x
+    t = scaled.detach().gather(dim, at) - largest**fixed
+
+    def result(t: Tensor) -> Tensor:
+        return torch.where(inside, torch.where(inside, scaled - t, 1.0) ** (1 / power), 0.0)
+
+    slope = (torch.where(inside, p, 1.0) ** (1 - fixed) / fixed * inside).sum(dim, keepdim=True)
+    for _ in range(2):
+        total = result(t).sum(dim, keepdim=True)
+        t = t + (total - total.detach()) / slope
+    return result(t)
+
+
+composite("entmax.root_finding.EntmaxBisectFunction", _entmax)
+composite("entmax.root_finding.SparsemaxBisectFunction", lambda x, *rest, **options: _entmax(x, 2.0, *rest, **options))
+
+
+# -- slopes that only the backward knows ----------------------------------------------------------------------------
+
+
+def _by_its_backward(name: str) -> None:
+    """An elementwise Function whose slope is its backward's and not its body's.
+
+    (x - x0) (b(x) + b(x0)) / 2 has, at x = x0, the slope b(x0) and the curvature b'(x0).
+    """
+    module, _, own = name.rpartition(".")
+
+    def body(x: Tensor, *others: Any) -> Tensor:
+        function, context = getattr(sys.modules[module], own), _Context()
+        value = function.forward(context, x, *others)
+        slope = function.backward(context, torch.ones_like(value))
+        slope = slope[0] if isinstance(slope, tuple) else slope
+        return value.detach() + (x - x.detach()) * (slope + slope.detach()) / 2
+
+    composite(name, body)
+
+
+_by_its_backward("gpytorch.functions._log_normal_cdf.LogNormalCDF")  # its body is off by 0.002 below -1

@@ -77,6 +77,8 @@ class WatchMode(JetMode):
         self._probing = probing  # tangents are NaN or zero: what matters is where a mask of attention lets them pass
         self._parameters = parameters
         self._phase = phase
+        for tensor in parameters.tensors:
+            self.earlier.begin(tensor)
         self._kinds: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # by storage
         self._changes: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()  # likewise
         self._nodes = 0
@@ -125,7 +127,10 @@ class WatchMode(JetMode):
             return self._part(func, types, args, kwargs, given)
         if _VARIABLE not in kinds and _PARAMETER not in kinds:
             return self._independent(func, types, args, kwargs, kinds)
-        return self._dependent(func, types, args, kwargs, given, kinds)
+        out = self._dependent(func, types, args, kwargs, given, kinds)
+        if self.earlier.any:
+            self.earlier.note(out, args)
+        return out
 
     def _refuse_meetings(self, func: Any, given: Any) -> None:
         if plan(func).traits.meets and any(tensor.is_floating_point() for _, tensor in given):
@@ -304,6 +309,8 @@ class WatchMode(JetMode):
             return _DATA
         storage = tensor.untyped_storage()
         if storage in self._parameters.places:
+            if self.earlier.any and self.earlier.is_one(tensor):
+                return _DATA
             if self._parameters.find(tensor) is not None:
                 return _PARAMETER
             if self._parameters.touched(tensor):
