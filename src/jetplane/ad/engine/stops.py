@@ -193,6 +193,13 @@ def _refuse_tracked(jets: Follower, func: Any, args: Any, kwargs: Any) -> Any:
     return func(*args, **kwargs)
 
 
+def _set_data(jets: Follower, func: Any, args: Any, kwargs: Any) -> Any:
+    out = _refuse_tracked(jets, func, args, kwargs)
+    if jets.tracks(args[0]):  # by the memory that it has been given, of which autograd knows nothing
+        jets.stop(args[0])
+    return out
+
+
 def _requires_grad(jets: Follower, func: Any, args: Any, kwargs: Any) -> bool:
     # a program that asks decides by the answer, such as whether derivatives inside it are to have a graph; in backprop
     # what depends on a parameter says yes
@@ -280,7 +287,7 @@ _HOOKS: dict[Any, Any] = {
     torch.autograd.backward: _differentiate,
     torch.Tensor.backward: _differentiate,
     torch.nn.functional.gumbel_softmax: _gumbel_softmax,
-    torch.Tensor.data.__set__: _refuse_tracked,  # type: ignore[attr-defined]
+    torch.Tensor.data.__set__: _set_data,  # type: ignore[attr-defined]
     _REQUIRES_GRAD: _requires_grad,
     torch.Tensor.retain_grad: _keep_gradient,
     torch.Tensor.register_hook: _refuse_hook,
