@@ -167,6 +167,23 @@ def test_detached_data_is_data_until_the_program_writes_to_it(program) -> None:
     check_against_oracle(program, randn(3))
 
 
+@pytest.mark.parametrize("value", [lambda x: x * 2, lambda x: (x * 2).detach(), lambda x: x[1:2]], ids=str)
+def test_what_is_given_perturbed_memory_by_data_is_a_constant(value: Callable[[Tensor], Tensor]) -> None:
+    def buffered(x: Tensor) -> Tensor:
+        buffer = torch.zeros(3, dtype=F64)
+        buffer.data = value(x)
+        return buffer
+
+    check_against_oracle(lambda x: (buffered(x) * x + buffered(x).view(-1).sin()).sum(), randn(3))
+    with pytest.raises(ValueError, match="detaches its result from all that varies"):
+        jp.gradient(lambda x: buffered(x).sum(), randn(3))
+
+
+def test_a_zero_derivative_by_a_rule_that_detaches_is_a_zero() -> None:
+    image, grid = randn(1, 1, 4, 4), randn(1, 2, 2, 2)
+    check_against_oracle(lambda grid: F.grid_sample(image, grid * 1.3, mode="nearest", align_corners=True).sum(), grid)
+
+
 def test_views_of_a_detached_tensor_are_detached_through_undeclared_views_too() -> None:
     w = torch.randn(2, 3, dtype=torch.float64)
 

@@ -112,9 +112,10 @@ def test_verify_does_not_agree_where_rounding_hides_the_slope() -> None:
     assert {check.verdict for check in found.checks if check.what.startswith("slope")} == {"inconclusive"}
 
 
-def test_verify_is_inconclusive_where_a_program_varies_within_its_steps() -> None:
+@pytest.mark.parametrize("start", [[0.3, 0.7], [1.0], [1.0] * 3, [1.0] * 5], ids=str)
+def test_verify_is_inconclusive_where_a_program_varies_within_its_steps(start: list[float]) -> None:
     """Its differences grow as the step gets shorter, so no limit is in sight."""
-    found = jp.verify(lambda x: (1e9 * x).sin().sum(), torch.tensor([0.3, 0.7], dtype=torch.float64))
+    found = jp.verify(lambda x: (1e9 * x).sin().sum(), torch.tensor(start, dtype=torch.float64))
     assert {check.verdict for check in found.checks} == {"inconclusive"} and not found.ok
 
 

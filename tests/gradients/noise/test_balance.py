@@ -1,11 +1,11 @@
-"""Tokens in front of a norm get noise in proportion to their length."""
+"""How long noise is: by what is not predicted of a site, and in front of a norm by the token."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from jetplane.gradients.noise.balance import sizes
+from jetplane.gradients.noise.balance import lengths, sizes
 from jetplane.gradients.plan.noise_plan import LayerGroup, Site
 
 
@@ -25,3 +25,12 @@ def test_tokens_without_a_length_get_short_noise() -> None:
         [0.01, 2**0.5]
     )
     assert sizes(site_of(True), torch.zeros(2, 2)).flatten().tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("small", [-1.0, 0.0, 1e-5, 1e-3, 3e-3, 1e-2, 0.1])
+def test_small_differences_of_what_is_not_predicted_stay_small(small: float) -> None:
+    """A number that passes zero is no measure: what differs in rounding would be far apart after some steps."""
+    parts = torch.tensor([1.0, 0.3, small], dtype=torch.float64)
+    moved = lengths(parts + torch.tensor([0.0, 0.0, 1e-9], dtype=torch.float64)) / lengths(parts) - 1
+    assert float(moved.abs().max()) < 20e-9
+    assert float(lengths(parts).max() / lengths(parts).min()) < 3.2

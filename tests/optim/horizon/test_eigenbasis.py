@@ -125,6 +125,12 @@ def images(norm: Callable[[], nn.Module], norms: int) -> tuple[nn.Module, Tensor
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(96, 3)), torch.randn(32, 2, 4, 4, dtype=F64)
 
 
+def encoder(layers: int, first: bool) -> tuple[nn.Module, Tensor]:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True, norm_first=first)
+    body = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+    return nn.Sequential(nn.Linear(5, 8), body, nn.Flatten(), nn.Linear(48, 3)), torch.randn(32, 6, 5, dtype=F64)
+
+
 NORMS = {
     "batch": lambda: nn.BatchNorm2d(6),
     "instance": lambda: nn.GroupNorm(6, 6),
@@ -135,6 +141,8 @@ DEEP = {
     **{f"{norms} layer norms": partial(normed, nn.LayerNorm, norms) for norms in (1, 2, 4)},
     **{f"{norms} {name} norms of images": partial(images, norm, norms) for norms in (1, 2, 4) for name, norm in
        NORMS.items()},
+    **{f"{layers} encoder layers, norms {'first' if first else 'last'}": partial(encoder, layers, first) for layers in (1, 2)
+       for first in (False, True)},
 }  # fmt: skip
 
 

@@ -128,19 +128,23 @@ class JetMode(_torch.DispatchMode):
     def stop(self, tensor: Tensor) -> None:
         """Let no tangent through this tensor object: the user detached it."""
         tensor = _torch_distributed.inside(tensor)
-        self.detached = self.detached or self.tracks(tensor)
+        self._note_detached(tensor)
         key = id(tensor)
         self._stopped[key] = weakref.ref(tensor, lambda _: self._stopped.pop(key, None))
 
     def forget(self, tensor: Tensor) -> None:
         """Let no tangent be in this tensor's memory, which no other shares."""
         tensor = _torch_distributed.inside(tensor)
-        self.detached = self.detached or self.tracks(tensor)
+        self._note_detached(tensor)
         self._records.pop(tensor.untyped_storage(), None)
 
     def hand_out(self, tensor: Tensor) -> None:
         """The program makes plain numbers of this tensor, with which no tangent goes."""
-        self.detached = self.detached or self.tracks(_torch_distributed.inside(tensor))
+        self._note_detached(_torch_distributed.inside(tensor))
+
+    def _note_detached(self, tensor: Tensor) -> None:
+        """The program has detached this, unless it is a rule that did, whose derivative is a true zero there."""
+        self.detached = self.detached or (not self._bodies and self.tracks(tensor))
 
     def is_stopped(self, tensor: Tensor) -> bool:
         """Whether the user detached this tensor, or a tensor that it is a view of."""

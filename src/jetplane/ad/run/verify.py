@@ -21,7 +21,7 @@ from .replay import Replay
 __all__ = ["Check", "Verification", "verify"]
 
 _STEPS = {torch.float64: (1e-4, 1e-5, 1e-6, 1e-7), torch.float32: (1e-2, 1e-3, 1e-4, 1e-5)}
-_GROWN = 2.0  # times what it was at a longer step: no limit is in sight
+_SETTLED = 0.1  # of a difference: one that the last shorter step has changed by more has no limit in sight
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,8 @@ def _settled(estimates: list[tuple[float, float]]) -> tuple[float, float]:
     """The estimate at the finest step that rounding noise leaves meaningful, and how uncertain it is.
 
     Not the one that changes least: a program with many kinks settles at a wrong value until steps are shorter than
-    the way to the nearest kink. One that still grows with a shorter step says nothing: the program varies within it.
+    the way to the nearest kink. One that grows or jumps about with a shorter step says nothing: the program varies
+    within it.
     """
     steps = [(coarse, fine, noise) for (coarse, _), (fine, noise) in pairwise(estimates)]
     clean = [(coarse, fine, noise) for coarse, fine, noise in steps if noise <= 1e-2 * abs(fine)]
@@ -204,4 +205,5 @@ def _settled(estimates: list[tuple[float, float]]) -> tuple[float, float]:
             ((fine, max(abs(fine - coarse), noise)) for coarse, fine, noise in steps), key=lambda found: found[1]
         )
     coarse, fine, noise = clean[-1]
-    return fine, math.inf if abs(fine) > _GROWN * abs(coarse) else max(abs(fine - coarse), noise)
+    change = abs(fine - coarse)
+    return fine, math.inf if change > _SETTLED * abs(fine) else max(change, noise)

@@ -14,12 +14,16 @@ from ..plan.noise_plan import Site
 
 __all__ = ["lengths", "sizes", "unpredicted"]
 
-_LEAST = 1e-3  # of all that is not predicted, for a site: less cannot be told from nothing
+_LEAST = 1e-2  # of all that is not predicted, for a site: less cannot be told from nothing, see `lengths`
 _SHORTEST = 0.01  # noise of a token, in units of its site's
 
 
 def lengths(unexplained: Tensor) -> Tensor:
     """c of each site from its R, both (sites,); 1 in the geometric mean, and everywhere while nothing is known.
+
+    R is a noisy number, and may pass zero. There 1 / R would make large differences of small ones, in all noise and so
+    in every later R, and rounding errors would grow from step to step. So shares have a floor: no site has noise more
+    than 3.2 times as long as another's.
 
     Example:
         >>> lengths(torch.tensor([16.0, 1.0]))
