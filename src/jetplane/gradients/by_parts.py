@@ -114,9 +114,10 @@ class ByParts:
         alike = plan.name, [*self._last.sites], None if plan.tokens is None else plan.tokens.count
         if self._alike not in (None, alike):
             raise Inseparable("a smaller part has noise at other places")
-        self._alike = alike
         noise = Sharded(self.noise, plan, offset, self.division.samples)
         chunk = self.width.of(plan, self.held + self._last.held) if plan.sites else 1
         places = plan.resampled
         one = Estimate(plan, noise, noise, count, chunk, readout, self._last, self.exact, resampled=places)
-        return two_passes(passes, one, partial(self.check, plan))
+        found = two_passes(passes, one, partial(self.check, plan))
+        self._alike = alike
+        return found

@@ -48,6 +48,7 @@ from .weight import weight_gradient
 __all__ = ["Aux", "ForwardGradient", "Losses", "Paired", "Params", "Plain", "WithAux"]
 
 log = logging.getLogger("jetplane")
+_FILLS = 160 << 20  # bytes of a compiled part that keep a GPU busy: docs/compiled.md
 _SHARDS = 64  # programs, or forms of a batch, whose plans are kept for compiled calls in a group
 
 Params = Iterable[Any] | Mapping[str, Tensor]
@@ -150,7 +151,7 @@ class ForwardGradient:
                 "them, which is gathered outside of a graph; expected compile=False."
             )
         self.crew.check_shared_out(self._parameters.given, self._parameters.names, type(self).__name__)
-        least = 0 if compile else _worth_no_pass(self._parameters.tensors[0].device)
+        least = _worth_no_part(self._parameters.tensors[0].device, compile)
         self._width = Width(samples, chunk_size, None if memory is None else parse_bytes(memory), least=least)
         self._probe_every = probe_every
         self._noise = noise
@@ -183,6 +184,11 @@ class ForwardGradient:
         """From now on the step is a tensor, which graphs read and count on."""
         step, device = int(self._known.step), self._parameters.tensors[0].device
         self._known.step = torch.full((), step, dtype=torch.int64, device=device)
+
+    def for_graphs(self) -> None:
+        """From now on its calls are made by the compiled graphs of somebody else."""
+        self.count_on_device()
+        self._width = replace(self._width, least=_worth_no_part(self._parameters.tensors[0].device, compiled=True))
 
     @property
     def wholes(self) -> Wholes:
@@ -610,12 +616,15 @@ class ForwardGradient:
         return losses, aux
 
 
-def _worth_no_pass(device: torch.device) -> int:
-    """Bytes that an eager pass may hold on any device: on a GPU one more pass of a small program is one more of Python.
+def _worth_no_part(device: torch.device, compiled: bool) -> int:
+    """Bytes that a pass may hold whatever the program is: to save more, by more parts, is not worth their time.
 
-    Compiled calls have no such cost.
+    On a GPU one more part is one more pass of Python, or, compiled, as many launches again of kernels that are so small
+    that a launch takes as long: docs/compiled.md.
     """
-    return torch.cuda.get_device_properties(device).total_memory // 64 if device.type == "cuda" else 0
+    if device.type != "cuda":
+        return 0
+    return _FILLS if compiled else torch.cuda.get_device_properties(device).total_memory // 64
 
 
 @contextlib.contextmanager
