@@ -133,6 +133,107 @@ def test_a_step_of_horizon_adam_in_parts_is_that_of_the_whole(compile: bool) -> 
     torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-11)
 
 
+def with_aux(model: nn.Module) -> Callable[..., Any]:
+    """Of a batch in a dict; beside the losses whatever has an entry for each sample, and words."""
+
+    def losses(batch: dict[str, Tensor]) -> tuple[Tensor, Any]:
+        z = model(batch["x"])
+        loss = F.cross_entropy(z, batch["y"], reduction="none")
+        return loss, {"hits": z.argmax(1) == batch["y"], "z": [z], "name": "logits", "none": None}
+
+    return losses
+
+
+@pytest.mark.usefixtures("traced")
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("kind", [jp.ForwardGradient, HorizonAdam])
+def test_aux_of_all_parts_is_that_of_the_whole(kind: Any, compile: bool) -> None:
+    """Of batches in dicts, which are other ones at each call."""
+    found = []
+    for options in ({}, {"compile": compile, "memory": "100 kB"}):
+        model = smooth()
+        made, losses = kind(model.parameters(), samples=3, **options), with_aux(model)
+        estimate, results = made.estimate if kind is HorizonAdam else made, list[Any]()
+        for number in range(6):
+            batch = {"x": X.roll(number, 0), "y": Y.roll(number)}
+            if kind is HorizonAdam:
+                results.append((made.step(losses, batch, has_aux=True), made.report.aux))
+            else:
+                results.append(made(losses, batch, has_aux=True))
+        assert (len(estimate.parts(losses, batch)) > 1) == bool(options)
+        assert results[0][1]["z"][0].shape == (N, 3) and results[0][1].pop("name") == "logits"
+        assert results[0][1].pop("none") is None
+        learned = estimate.state_dict()["control"]
+        grads = [p.grad for p in model.parameters()] if kind is jp.ForwardGradient else []
+        found.append([*results[0][1]["z"], results[0][1]["hits"], results[-1][0], *results[-1][1]["z"], *grads])
+        found[-1] += [*model.parameters(), *(learned[key] for key in learned)]
+    torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.usefixtures("traced")
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize(
+    "beside",
+    [
+        lambda z, y: (z.argmax(1) == y).sum(),
+        lambda z, y: {"mean": z.mean(), "z": z},
+        lambda z, y: z.T,
+        lambda z, y: len(z),
+        lambda z, y: 0.5,
+    ],
+    ids=["sum", "mean", "other axis", "count", "constant"],
+)
+def test_aux_that_is_no_samples_is_that_of_the_whole(beside: Callable[[Tensor, Tensor], Any], compile: bool) -> None:
+    """Which is then taken whole: whether a number is a sum or a mean of something, nobody can tell."""
+    found = []
+    for options in ({}, {"compile": compile, "memory": "140 kB"}):
+        model = smooth()
+        estimate = jp.ForwardGradient(model.parameters(), 3, **options)
+
+        def losses(x: Tensor, y: Tensor, model: nn.Module = model) -> tuple[Tensor, Any]:
+            z = model(x)
+            return F.cross_entropy(z, y, reduction="none"), beside(z, y)
+
+        found.append([estimate(losses, X, Y, has_aux=True) for _ in range(1 if compile else 2)])
+        assert len(estimate.parts(losses, X, Y)) == 1
+    torch.testing.assert_close(found[1], found[0], rtol=1e-10, atol=1e-12)
+
+
+def test_aux_that_is_no_samples_any_more_is_taken_whole() -> None:
+    model, twin, seen = network(), network(), {"sums": False}
+
+    def losses_of(model: nn.Module) -> Callable[..., Any]:
+        def losses(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            z = model(x)
+            return F.cross_entropy(z, y, reduction="none"), z.sum() if seen["sums"] else z
+
+        return losses
+
+    estimates = [
+        (jp.ForwardGradient(one.parameters(), 3, **options), losses_of(one))
+        for one, options in ((model, {"memory": "200 kB"}), (twin, {}))
+    ]
+    for sums in (False, True):
+        seen["sums"] = sums
+        found = [estimate(losses, X, Y, has_aux=True) for estimate, losses in estimates]
+        assert len(estimates[0][0].parts(estimates[0][1], X, Y)) == 1 if sums else 2
+        torch.testing.assert_close(*found, rtol=1e-10, atol=1e-12)
+    grads = [[parameter.grad for parameter in one.parameters()] for one in (model, twin)]
+    torch.testing.assert_close(*grads, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("samples", [11, 7])
+def test_the_last_part_may_be_smaller(samples: int, caplog: pytest.LogCaptureFixture) -> None:
+    """A prime number of samples, too, has the numbers of the whole in parts, with what is learned."""
+    found = []
+    for memory in (None, "80 kB"):
+        model = network()
+        with caplog.at_level(logging.INFO, "jetplane"):
+            found.append(after(21, model, classify(model), X[:samples], Y[:samples], memory=memory))
+    assert f"a batch of {samples} samples is taken in {-(-samples // 3)} parts" in caplog.messages
+    torch.testing.assert_close(found[1], found[0], rtol=1e-10, atol=1e-12)
+
+
 @pytest.mark.usefixtures("traced")
 @pytest.mark.filterwarnings("ignore:the estimate is mostly noise:UserWarning")  # with twelve samples
 @pytest.mark.parametrize("compiled", [HorizonAdam, jp.ForwardGradient])

@@ -183,9 +183,9 @@ def test_padded_batches_train_as_the_others_do(method: str) -> None:
     run, other = (_trainer(**METHODS[method], compile=compiled, epochs=3) for compiled in (True, False))
     index = torch.tensor([4, 7, 1, -1, -1])
     with torch.no_grad():
-        padded, hits = run._padded_loss(index)
+        padded, hits = run._padded_loss(index, batches.weights(index))
         plain, others = run._loss(index[:3])
-    assert padded[3:].tolist() == [0.0, 0.0] and hits == others
+    assert padded[3:].tolist() == [0.0, 0.0] and hits.tolist() == [*others.tolist(), False, False]
     assert float(padded.mean()) == pytest.approx(float(plain.mean()), rel=1e-6)
     run.fit()
     other.fit()
@@ -201,7 +201,7 @@ def test_steps_are_the_single_steps(method: str) -> None:
     order = torch.arange(50).reshape(5, 10)
     single = [float(once.method.step(once._loss, index, has_aux=True)) for index in order]
     reports = many.method.steps(many._loss, order, has_aux=True)
-    assert reports.loss.tolist() == single and reports.aux.shape == reports.code.shape == (5,)
+    assert reports.loss.tolist() == single and reports.aux.shape == (5, 10) and reports.code.shape == (5,)
     assert float(many.method.report.loss) == single[-1]
     tiny.assert_equal(once.method.state_dict(), many.method.state_dict())
     tally = Tally(1.0, curved=False)
@@ -309,7 +309,7 @@ def test_a_penalty_is_a_part_of_the_plane(padded: bool) -> None:
         generator.manual_seed(0)
         rows = [torch.randn(3, *leaf.shape, dtype=torch.float64, generator=generator) for leaf in leaves]
         with jp.perturb(leaves, rows, curvature="ggn") as jets:
-            losses, _ = (run._padded_loss if padded else run._loss)(index)
+            losses, _ = run._padded_loss(index, batches.weights(index)) if padded else run._loss(index)
             loss = losses.mean()
         planes.append(jets.quadratic(loss))
     weights = torch.cat([leaf.detach().flatten() for leaf in leaves if leaf.ndim > 1])

@@ -16,7 +16,7 @@ from jetplane_lab.config import Config
 from jetplane_lab.data import Dataset, Split
 from jetplane_lab.training import Trainer
 from jetplane_lab.training.augmentation import flipped_and_cropped
-from jetplane_lab.training.batches import padded
+from jetplane_lab.training.batches import padded, weights
 from jetplane_lab.training.statistics_of_norms import taken_anew
 
 IMAGES = torch.randn(300, 3, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -118,7 +118,7 @@ def test_the_samples_that_fill_up_a_batch_are_real_ones(small: None) -> None:
     assert padded(torch.tensor([3, 1, 4, 0, 2]), 3).tolist() == [[3, 1, 4], [0, 2, -4]]
     run = Trainer(config(method="adam", lr=1e-12, batch_size=16, compile=True), coloured())
     index = torch.tensor([3, 1, 4, 0, 2, -4])
-    loss, hits = run._padded_loss(index)
+    loss, hits = run._padded_loss(index, weights(index))
     logits = run.model(run.images[torch.tensor([3, 1, 4, 0, 2, 3])])[:5]
     labels = run.data.train.labels[index[:5]]
     torch.testing.assert_close(loss, nn.functional.cross_entropy(logits, labels))

@@ -50,7 +50,15 @@ class Graph:
         (output,) = module.graph.find_nodes(op="output")
         outputs: Any = output.args[0]
         self.outputs = len(outputs)  # how many there are
-        self.wanted = _unmark(module, list(outputs))  # places among them
+        marked = _unmark(module, list(outputs))
+        self.wanted, self.aux = marked[_WANTED], marked[_BESIDE]  # places among them
+
+    def shape(self, place: int) -> torch.Size:
+        """That of an output."""
+        (output,) = self._module.graph.find_nodes(op="output")
+        made: Any = output.args[0][place]
+        shape: torch.Size = made.meta["example_value"].shape
+        return shape
 
     @property
     def loss(self) -> int:
@@ -185,7 +193,7 @@ def every_with_aux(func: Callable[..., Any], args: tuple[Any, ...]) -> Any:
 
 def _kept(aux: Any) -> Any:
     """Copies: a parameter or a buffer among them is an output of the graph then, as it is before it changes."""
-    return _torch.pytree.tree_map_only(Tensor, torch.clone, aux)
+    return _torch.pytree.tree_map_only(Tensor, torch.ops.jetplane.beside, aux)
 
 
 def identity(func: Callable[..., Any]) -> Any:
@@ -209,22 +217,29 @@ def _mark(output: Tensor) -> Tensor:
     return output.clone()
 
 
-@_mark.register_fake
-def _(output: Tensor) -> Tensor:
-    return torch.empty_like(output)
+@torch.library.custom_op("jetplane::beside", mutates_args=())
+def _mark_aux(output: Tensor) -> Tensor:
+    """An output that the program returned beside what is wanted, likewise."""
+    return output.clone()
 
 
-def _unmark(module: torch.fx.GraphModule, outputs: list[torch.fx.Node]) -> list[int]:
-    """Take the marks out of the graph, and return which outputs they were."""
-    marks = [node for node in module.graph.nodes if node.target in (torch.ops.jetplane.wanted, _MARK)]
-    places = [outputs.index(mark) for mark in marks]
-    for mark in marks:
-        mark.target = torch.clone
+for _op in (_mark, _mark_aux):
+    _op.register_fake(torch.empty_like)
+
+_WANTED, _BESIDE = "wanted", "beside"
+
+
+def _unmark(module: torch.fx.GraphModule, outputs: list[torch.fx.Node]) -> dict[str, list[int]]:
+    """Take the marks out of the graph, and return which outputs they were, by mark."""
+    places: dict[str, list[int]] = {}
+    for name in (_WANTED, _BESIDE):
+        packet = getattr(torch.ops.jetplane, name)
+        marks = [node for node in module.graph.nodes if node.target in (packet, packet.default)]
+        places[name] = [outputs.index(mark) for mark in marks]
+        for mark in marks:
+            mark.target = torch.clone
     module.recompile()
     return places
-
-
-_MARK = torch.ops.jetplane.wanted.default
 
 
 @dataclass(frozen=True)

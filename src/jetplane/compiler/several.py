@@ -9,7 +9,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Several", "alone", "entries", "stacked"]
+from ..ad import _torch
+
+__all__ = ["Several", "alone", "entries", "in_batch", "stacked"]
+
+
+def in_batch(change: Callable[[Tensor], Tensor], batch: Sequence[Any]) -> tuple[Any, ...]:
+    """``change`` of the tensors of a batch, also of those in dicts and lists; what requires grad there is a parameter.
+
+    Example:
+        >>> in_batch(lambda tensor: tensor[0], (torch.arange(3), {"x": torch.ones(2)}, "a word"))
+        (tensor(0), {'x': tensor(1.)}, 'a word')
+    """
+
+    def inside(tensor: Tensor) -> Tensor:
+        return tensor if tensor.requires_grad else change(tensor)
+
+    return tuple(
+        change(one) if isinstance(one, Tensor) else _torch.pytree.tree_map_only(Tensor, inside, one) for one in batch
+    )
 
 
 @dataclass
@@ -24,7 +42,7 @@ class Several:
     """
 
     first: tuple[Any, ...]  # the arguments of the first call, or of a part of it
-    batches: tuple[Any, ...]  # those of all calls: tensors have one more axis
+    batches: tuple[Any, ...]  # those of all calls: their tensors have one more axis
     count: int
     stacked: dict[Tensor, Tensor] = field(default_factory=dict)  # by an output of the first call: those of all
 
@@ -33,12 +51,13 @@ class Several:
         batches: tuple[Any, ...], count: int, part: Callable[[tuple[Any, ...]], tuple[Any, ...]] | None = None
     ) -> Several:
         """With each entry of the first axis of the tensors among the batches; Dynamo sees a ``part`` of the first."""
-        first = tuple(batch[0] if isinstance(batch, Tensor) else batch for batch in batches)
+        first = in_batch(lambda batch: batch[0], batches)
         return Several(first if part is None else part(first), batches, count)
 
     def fed(self, inputs: Sequence[Tensor]) -> dict[int, Tensor]:
         """By place among the inputs, the batches of all calls."""
-        given = {one: batch for one, batch in zip(self.first, self.batches, strict=True) if isinstance(one, Tensor)}
+        leaves = zip(*map(_torch.pytree.tree_leaves, (self.first, self.batches)), strict=True)
+        given = {one: batch for one, batch in leaves if isinstance(one, Tensor) and one is not batch}
         return {place: given[tensor] for place, tensor in enumerate(inputs) if tensor in given}
 
     def keep(self, outputs: Sequence[Tensor]) -> list[Tensor]:
@@ -68,7 +87,7 @@ def entries(closure: Any, batches: Sequence[Any]) -> int:
 
 def alone(batch: Sequence[Any]) -> tuple[Any, ...]:
     """A batch as the only one of several calls."""
-    return tuple(part.unsqueeze(0) if isinstance(part, Tensor) else part for part in batch)
+    return in_batch(lambda part: part.unsqueeze(0), batch)
 
 
 def stacked(*values: Any) -> Any:

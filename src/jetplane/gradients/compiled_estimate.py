@@ -140,7 +140,7 @@ class _EstimateBody:
         offsets = self._traced.offsets
         part = self.compiled(self.part, [*every, offsets[0]])
         end = self.compiled(self.end, [*every, self._traced.loss_like])
-        return InParts(part, end, places, offsets, exchange).compiled
+        return InParts(part, end, places, offsets, self._traced.aux, exchange).compiled
 
     def whole(self, tensors: list[Tensor]) -> list[Tensor]:
         outputs = self._estimated(tensors, None)

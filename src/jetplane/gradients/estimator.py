@@ -48,6 +48,7 @@ from .weight import weight_gradient
 __all__ = ["Aux", "ForwardGradient", "Losses", "Paired", "Params", "Plain", "WithAux"]
 
 log = logging.getLogger("jetplane")
+_FILLS = 160 << 20  # bytes of a compiled part that keep a GPU busy: docs/compiled.md
 _SHARDS = 64  # programs, or forms of a batch, whose plans are kept for compiled calls in a group
 
 Params = Iterable[Any] | Mapping[str, Tensor]
@@ -150,7 +151,7 @@ class ForwardGradient:
                 "them, which is gathered outside of a graph; expected compile=False."
             )
         self.crew.check_shared_out(self._parameters.given, self._parameters.names, type(self).__name__)
-        least = 0 if compile else _worth_no_pass(self._parameters.tensors[0].device)
+        least = _worth_no_part(self._parameters.tensors[0].device, compile)
         self._width = Width(samples, chunk_size, None if memory is None else parse_bytes(memory), least=least)
         self._probe_every = probe_every
         self._noise = noise
@@ -183,6 +184,11 @@ class ForwardGradient:
         """From now on the step is a tensor, which graphs read and count on."""
         step, device = int(self._known.step), self._parameters.tensors[0].device
         self._known.step = torch.full((), step, dtype=torch.int64, device=device)
+
+    def for_graphs(self) -> None:
+        """From now on its calls are made by the compiled graphs of somebody else."""
+        self.count_on_device()
+        self._width = replace(self._width, least=_worth_no_part(self._parameters.tensors[0].device, compiled=True))
 
     @property
     def wholes(self) -> Wholes:
@@ -278,7 +284,7 @@ class ForwardGradient:
         def call(division: Division | None) -> tuple[Tensor, Any] | None:
             return compiled(loss_fn, batches, count, self.words, has_aux, division)
 
-        return call(None) if has_aux else self.divided(call, loss_fn, batches)
+        return self.divided(call, loss_fn, batches, has_aux)
 
     def _in_group(self, loss_fn: Callable[..., Any], batch: Any, has_aux: bool) -> Any:
         """A call as graphs, between which processes exchange what they have found."""
@@ -309,27 +315,34 @@ class ForwardGradient:
         place = meeting.shard(plan.samples, plan.numbers)
         assert place is not None
         count = self._width.samples or plan.tangents_for(place.numbers, place.total)
-        return ShardOf(place.total, 1, count, plan.samples)
+        return ShardOf(place.total, plan.samples, count)
 
-    def divided(self, call: Callable[[Division | None], T], loss_fn: Callable[..., Any], batches: tuple[Any, ...]) -> T:
+    def divided(
+        self,
+        call: Callable[[Division | None], T],
+        loss_fn: Callable[..., Any],
+        batches: tuple[Any, ...],
+        has_aux: bool,
+    ) -> T:
         """A compiled ``call``, with how the first of its batches is taken in parts."""
-        first = Several.of(batches, 1).first
+        program = self._program(loss_fn, Several.of(batches, 1).first, has_aux)
         with contextlib.suppress(Inseparable):
-            return call(self._division(loss_fn, first))
-        self._known.divisions.decide(LossProgram(loss_fn, first, False), None)
+            return call(self._division(program))
+        self._known.divisions.decide(program, None)
         return call(None)
 
-    def _division(self, loss_fn: Callable[..., Any], batch: tuple[Any, ...]) -> Division | None:
+    def _division(self, program: LossProgram) -> Division | None:
         """How a compiled call takes a batch in parts; None if it does not."""
-        program, known = self._program(loss_fn, batch, False), self._known.divisions
+        known = self._known.divisions
         if program in known or self._width.chunk_size is not None:
-            return known.called(program, self._devices)
+            found = known.called(program, self._devices)
+            return found if found is None or found.even else None  # an uncompiled call may have found one that is not
         passes = self._passes(program)
         try:
             plan = KeptPlans().measured(passes, self._width)
         finally:
             passes.replay.rewind()
-        division = division_of(plan, self._width, program, self._devices, 0)
+        division = division_of(plan, self._width, program, self._devices, 0, even=True)
         known.decide(program, division)
         return division
 
@@ -481,7 +494,7 @@ class ForwardGradient:
         devices = None if capturing() else self._devices
         if meeting.whole and (division := known.divisions.called(program, devices)) is not None:
             with contextlib.suppress(Changed, Inseparable):
-                return self._by_parts(division, program, known), None
+                return self._by_parts(division, program, known)
             known.divisions.decide(program, None)
         plan = self._known_plan(known, self._width, program)
         passes = self._passes(program)
@@ -512,7 +525,7 @@ class ForwardGradient:
             known.divisions.decide(program, division)
             if division is not None:
                 with contextlib.suppress(Changed, Inseparable):
-                    return self._by_parts(division, program, known), None
+                    return self._by_parts(division, program, known)
                 known.divisions.decide(program, None)
         plan = known.plans.find(passes, self._width, plan)
         self._see_whether_drawn_again(plan, passes)
@@ -521,18 +534,19 @@ class ForwardGradient:
     def _see_whether_drawn_again(self, plan: NoisePlan, passes: Passes) -> None:
         plan.resampled = places_of(plan, passes) if self.resample else ()
 
-    def _by_parts(self, division: Division, program: LossProgram, known: Known) -> Tensor:
-        """The losses (B,) of a batch in parts, its gradients added; raises Changed or Inseparable, and adds nothing."""
+    def _by_parts(self, division: Division, program: LossProgram, known: Known) -> tuple[Tensor, Any]:
+        """The losses (B,) of a batch in parts, and aux; gradients are added. Adds none where it raises Changed or
+        Inseparable."""
         width, exact = self._width.of_part(division.tangents), self.batch_norm == "exact"
         noise, held = self._noise(self.seed, known.step), self._parameters.kept_apart
         ways = self._checks, self._passes, partial(self._known_plan, known, width), self._see_whether_drawn_again
         parts = ByParts(division, known, width, noise, exact, *ways, held)
         with self._parameters.apart():
-            losses = parts.losses(program)
+            losses, aux = parts.run(program)
             gradients = [tensor.grad for tensor in self._parameters.tensors]
         self._parameters.hand_over(gradients)
         parts.settle()
-        return losses
+        return losses, aux
 
     def _checks(self, plan: NoisePlan) -> None:
         """Raise what can be told only of a plan that the program has followed."""
@@ -602,12 +616,15 @@ class ForwardGradient:
         return losses, aux
 
 
-def _worth_no_pass(device: torch.device) -> int:
-    """Bytes that an eager pass may hold on any device: on a GPU one more pass of a small program is one more of Python.
+def _worth_no_part(device: torch.device, compiled: bool) -> int:
+    """Bytes that a pass may hold whatever the program is: to save more, by more parts, is not worth their time.
 
-    Compiled calls have no such cost.
+    On a GPU one more part is one more pass of Python, or, compiled, as many launches again of kernels that are so small
+    that a launch takes as long: docs/compiled.md.
     """
-    return torch.cuda.get_device_properties(device).total_memory // 64 if device.type == "cuda" else 0
+    if device.type != "cuda":
+        return 0
+    return _FILLS if compiled else torch.cuda.get_device_properties(device).total_memory // 64
 
 
 @contextlib.contextmanager

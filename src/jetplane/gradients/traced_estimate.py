@@ -90,15 +90,21 @@ class TracedEstimate:
         self.plan, replay = self._planned(inputs)
         self._written = [place for place, tensor in enumerate(inputs) if replay.wrote_to(tensor)]
         if division is not None:
-            if not self.plan.apart and not isinstance(division, ShardOf):
-                raise Inseparable("the samples of a part are coupled")
+            if not isinstance(division, ShardOf):
+                self._refuse_inseparable(division)
             self.plan.whole = division.samples
         # (), of each part: its first sample's place in the batch
-        starts = [] if division is None else range(0, division.size * division.count, division.size)
+        starts = [] if division is None else range(0, division.count * division.size, division.size)
         self.offsets = [torch.full((), start, dtype=torch.int64, device=self.loss_like.device) for start in starts]
         self._learned, self._width = self._start()
         self._sums = None if division is None or self._learned is None else Sums(self._learned)
         self._calls, self._due = 0, settings.probe_every
+
+    def _refuse_inseparable(self, division: Division) -> None:
+        if not self.plan.apart:
+            raise Inseparable("the samples of a part are coupled")
+        if any(self._graph.shape(place)[:1] != (division.size,) for place in self.aux):
+            raise Inseparable("aux has not an entry for each sample")
 
     def _planned(self, inputs: Sequence[Tensor]) -> tuple[NoisePlan, Replay]:
         """The plan of what the program does with these inputs, which are left as they are."""
@@ -128,6 +134,11 @@ class TracedEstimate:
             return False
         self._due = 2 * self._calls
         return not _alike(self.plan, self._planned(inputs)[0])
+
+    @property
+    def aux(self) -> list[int]:
+        """The places of the outputs that the program returns beside its losses."""
+        return self._graph.aux
 
     @property
     def random(self) -> bool:

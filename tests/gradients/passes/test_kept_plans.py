@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 import jetplane as jp
 from classifiers import X, Y, classify, gradient, mlp
 from jetplane.ad.run.budget import Trace
+from jetplane.gradients.passes.kept_plans import Width
 from jetplane.gradients.passes.program_passes import Passes
 from jetplane.gradients.plan import noise_plan
 from jetplane.gradients.plan.noise_plan import NoisePlan
@@ -62,7 +64,7 @@ def test_a_budget_is_found_where_none_is_given(
 ) -> None:
     """All at once where it is small, and at most eight passes where it is not; the numbers are the same.
 
-    They have all tangents of some samples, or some tangents of all where there are no equal parts of those.
+    They have all tangents of some samples; a prime number of samples has a smaller last part.
     """
     monkeypatch.setattr(noise_plan, "_SMALL", small)
     torch.manual_seed(0)
@@ -83,9 +85,27 @@ def test_a_budget_is_found_where_none_is_given(
         counted.clear()
         estimate(classify(net), x, y)
         monkeypatch.setattr(Passes, "carry", carry)
-        assert counted == [16 if samples == 128 or options else 16 // passes] * (1 if options else passes)
+        assert counted == [16] * (1 if options else passes)
         found.append(gradient(net).clone())
     torch.testing.assert_close(found[0], found[1], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("samples", "budget", "even", "size"),
+    [
+        (256, 1000, False, 256),  # all at once
+        (256, 150, False, 32),  # seven parts would do, eight are of one size
+        (127, 150, False, 19),  # there are none of one size
+        (127, 150, True, 127),
+        (254, 150, True, 127),
+        (256, 1, False, 32),  # no more than eight
+    ],
+)
+def test_parts_are_of_one_size_where_that_takes_few_more(samples: int, budget: int, even: bool, size: int) -> None:
+    """Of a program that holds 1000 bytes with a whole batch, and may hold ``budget``."""
+    trace = SimpleNamespace(peak=lambda growth: 1000)
+    plan: Any = SimpleNamespace(samples=samples, sites=["one"], trace=trace, budget=0)
+    assert Width(1, None, None, least=budget).part(plan, 0, even) == size
 
 
 def test_less_is_held_where_less_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from ..config import DTYPES, Config
 if TYPE_CHECKING:
     from ..data import Dataset, Split
 
-__all__ = ["Resident", "Samples", "available", "chunk", "evaluate", "order", "padded", "place"]
+__all__ = ["Resident", "Samples", "available", "chunk", "evaluate", "order", "padded", "place", "weights"]
 
 _CHUNK = {"cpu": 1_000, "cuda": 10_000}  # digits evaluated together: the CNN's activations then take 0.1 or 1 GB
 _MASK = 2**64 - 1
@@ -120,6 +120,18 @@ def padded(order: Tensor, size: int) -> Tensor:
     """
     size = min(size, len(order))
     return torch.cat([order, -1 - order[: -len(order) % size]]).reshape(-1, size)
+
+
+def weights(batches: Tensor) -> Tensor:
+    """For each place of such batches, what makes the mean of the losses that of the samples that are there.
+
+    Example:
+        >>> weights(torch.tensor([[2, 3], [4, -1]]))
+        tensor([[1., 1.],
+                [2., 2.]], dtype=torch.float64)
+    """
+    there = (batches >= 0).sum(-1, keepdim=True, dtype=torch.float64)
+    return (batches.shape[-1] / there).expand(batches.shape)
 
 
 def mixed(seed: int, epoch: int) -> int:

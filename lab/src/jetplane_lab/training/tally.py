@@ -48,7 +48,7 @@ class Tally:
         This and `accumulate_steps` are the only places that look at reports. Nothing is fetched from the device, and
         the row is new memory, for an optimizer may reuse that of its report.
         """
-        parts = [report.loss, report.aux, report.loss]  # a status that the host knows leaves its place unused
+        parts = [report.loss, report.aux.sum(), report.loss]  # a status that the host knows leaves its place unused
         if isinstance(report, ForwardReport):
             self._coded, parts[2] = True, report.code
         elif report.status is not Status.OK:
@@ -60,7 +60,7 @@ class Tally:
     def accumulate_steps(self, reports: Any, sizes: list[int]) -> None:
         """Take in several steps on batches of these sizes, whose statuses are still numbers on the device."""
         steps = len(sizes)
-        numbers = [reports.loss, reports.aux, reports.loss]
+        numbers = [reports.loss, reports.aux.flatten(1).sum(1) if reports.aux.ndim > 1 else reports.aux, reports.loss]
         if hasattr(reports, "code"):
             self._coded, numbers[2] = True, reports.code
         if hasattr(reports, "slope"):

@@ -243,7 +243,7 @@ class Trainer:
         for group in batches.padded(order, self.config.batch_size).split(most):
             before, done = done, done + len(group)
             with self._guard():
-                reports = self.method.steps(self._padded_loss, group, has_aux=True)
+                reports = self.method.steps(self._padded_loss, group, batches.weights(group), has_aux=True)
             tally.accumulate_steps(reports, sizes[before:done])
             if self.average is not None:
                 self.average.follow(len(group))
@@ -254,11 +254,14 @@ class Trainer:
         return contextlib.nullcontext() if self.config.method in REVERSE else forward_only()
 
     def _loss(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """The mean NLL of a batch, or that of each digit where the method asks for it, and how many are recognised."""
+        """The mean NLL of a batch, and how many are recognised; of each digit where the method asks for it."""
         return self._loss_of(self.model, index)
 
-    def _padded_loss(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """The same of a batch that may be filled up; the mean is that over the digits that are there."""
+    def _padded_loss(self, index: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """The same of a batch that may be filled up; the mean is that over the digits that are there.
+
+        ``weights`` make it that: a method that takes a part of the batch at a time cannot count those of all.
+        """
         there = index >= 0
         place = torch.where(there, index, -1 - index)
         images, labels = self.images[place], self.data.train.labels[place]
@@ -266,15 +269,19 @@ class Trainer:
         labelled, reduction = torch.where(there, labels, _IGNORED), self._reduction
         loss = functional.cross_entropy(logits, labelled, ignore_index=_IGNORED, reduction=reduction)
         if reduction == "none":
-            loss = loss * (len(index) / there.sum())
+            loss = loss * weights.to(loss)
         loss = self._penalised(loss, self.model)
-        return loss, ((logits.argmax(1) == labels) & there).sum()
+        return loss, self._hits((logits.argmax(1) == labels) & there)
 
     def _loss_of(self, model: torch.nn.Module, index: Tensor) -> tuple[Tensor, Tensor]:
         images, labels = self.images[index], self.data.train.labels[index]
         logits = model(images)
         loss = self._penalised(functional.cross_entropy(logits, labels, reduction=self._reduction), model)
-        return loss, (logits.argmax(1) == labels).sum()
+        return loss, self._hits(logits.argmax(1) == labels)
+
+    def _hits(self, recognised: Tensor) -> Tensor:
+        """How many are recognised, as the losses are given: in all, or of each digit."""
+        return recognised if self._reduction == "none" else recognised.sum()
 
     def _penalised(self, loss: Tensor, model: torch.nn.Module) -> Tensor:
         """The loss and the penalty on the weights, a part of the plane as the loss is; decay is a step beside it."""

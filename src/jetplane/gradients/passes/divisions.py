@@ -57,6 +57,6 @@ class Divisions:
         found.calls += 1
         if devices is not None and found.calls >= found.due:
             found.due = 2 * found.calls
-            if not agree(program.loss_fn, program.batch, found.division, devices):
+            if not agree(program, found.division, devices):
                 found.division = None
         return found.division

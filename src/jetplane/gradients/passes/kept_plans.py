@@ -37,18 +37,24 @@ class Width:
     memory: int | None  # bytes; None: by the program, and one tangent at a time is always allowed
     least: int = 0  # bytes that are allowed whatever the program is, where no ``memory`` is given
 
-    def parts(self, plan: NoisePlan, held: int = 0) -> int:
-        """How many parts of its samples a batch is to be taken in, so that one holds no more than there is.
+    def part(self, plan: NoisePlan, held: int = 0, even: bool = False) -> int:
+        """How many samples a batch is to be taken in at a time, so that they hold no more than there is.
 
         All tangents of a sample go together, so nothing is computed twice. Where a part is still too much for a memory
-        that was given, they go in chunks as well.
+        that was given, they go in chunks as well. A last part that is smaller is another program, so there is one only
+        where parts of one size would be twice as many; none if they are to be ``even``.
         """
+        samples = plan.samples
         if self.chunk_size is not None or plan.trace is None or not plan.sites:
-            return 1
+            return samples
         limit, whole = self._limit(plan), plan.trace.peak(self.tangents(plan))
-        most = plan.samples if self.memory is not None else min(plan.samples, _PARTS)
-        sizes = [count for count in range(1, most + 1) if plan.samples % count == 0]
-        return next((count for count in sizes if whole / count + held <= limit), sizes[-1])
+        most = samples if self.memory is not None else min(samples, _PARTS)
+        fewest = next((n for n in range(1, most) if whole * math.ceil(samples / n) / samples + held <= limit), most)
+        alike = [count for count in range(1, most + 1) if samples % count == 0]
+        enough = [count for count in alike if fewest <= count < 2 * fewest]
+        if even:
+            enough = [count for count in alike if count >= fewest] or alike[-1:]
+        return math.ceil(samples / (enough or [fewest])[0])
 
     def of_part(self, samples: int) -> Width:
         """For the parts of a batch with ``samples`` tangents."""

@@ -242,7 +242,7 @@ class HorizonAdam(torch.optim.Optimizer):
         self.estimate = ForwardGradient(leaves, **self._options | shared)
         self.estimate.crew.trust()  # this one looks
         if self.compile:
-            self.estimate.count_on_device()
+            self.estimate.for_graphs()
         self._begun = [begun.get(id(leaf), taken) for leaf in leaves]
         self._leaves, self._path, self._forgetting = leaves, Path(leaves, self._crew), forgetting
         return True

@@ -18,7 +18,7 @@ from torch import Tensor
 from ...ad import _torch
 from ...ad.run.casting import Casts
 from ...compiler.capture import Compiled, Graph, Run, compiled
-from ...compiler.in_parts import InParts
+from ...compiler.in_parts import InParts, joined
 from ...compiler.programs import Programs
 from ...compiler.replayed import Many, Pool, many_times
 from ...compiler.several import Several
@@ -136,7 +136,7 @@ class CompiledAdam:
             meeting = self._crew.meeting(f"step {steps.calls}", None, None)
             with meeting.around():
                 return call(self._estimate.shard(meeting, func, first, has_aux), meeting)
-        return call(None) if has_aux else self._estimate.divided(call, func, steps.batches)
+        return self._estimate.divided(call, func, steps.batches, has_aux)
 
     def _set(self, held: Course) -> None:
         """Bring the groups' numbers on the device up to date."""
@@ -288,7 +288,8 @@ class _Body:
         parts, last = self.compiled(part, [*every, offsets[0]]), self.compiled(end, [*every, share])
         if self.group is not None and exchange == self._seen_by_all:
             parts = Compiled(partial(_told, self.group.crew, parts), parts.written)
-        return InParts(parts, last, self._parts, offsets, None if self.group is None else exchange).compiled
+        aux = self.traced.aux if part == self._part else []
+        return InParts(parts, last, self._parts, offsets, aux, None if self.group is None else exchange).compiled
 
     def _met(self, tensors: Sequence[Tensor], loss: Tensor) -> Tensor:
         """The mean loss of all processes, with lessons and gradients of all in the place of this one's."""
@@ -318,7 +319,7 @@ class _Body:
         loss = torch.stack([outputs[-1] for outputs in found]).sum(0)
         if self.group is not None:
             loss = self._met(tensors, loss)
-        return [*found[0][:-1], *self._ended(tensors, loss, None, along)]
+        return [*joined(found, self.traced.aux)[:-1], *self._ended(tensors, loss, None, along)]
 
     # -- a step in one ----------------------------------------------------------------------------------------------
 
