@@ -84,7 +84,8 @@ def minimize(
 
     Converged means that in three iterations in a row the loss changed by at most ``ftol * max(|loss|, 1)``, or the
     norm of the slope along the directions was at most ``gtol``; ``tol`` sets both. ``fun`` is called at most ``maxfev``
-    times. ``callback(intermediate_result)`` follows each iteration with a Result, or ``callback(xk)``, by that name or
+    times. Steps that came to rest above the best point that they had seen are no success: the paper's solver may go to
+    a saddle or a maximum. ``callback(intermediate_result)`` follows each iteration with a Result, or ``callback(xk)``, by that name or
     as ``x``, with its point; it may raise StopIteration. ``disp`` prints how it ended.
 
     x of the result is the best point that was seen, and jac the gradient there, from a forward pass: by default where
@@ -262,9 +263,19 @@ class _Search:
 
     def run(self, callback: Callable[[Any], Any] | None) -> tuple[Ending, str]:
         """All iterations, and why they ended."""
-        ending = self._iterate(callback)
+        ending, message = self._iterate(callback)
         self._finish()
-        return ending
+        last, best = self._last[1], self._best[1]
+        if ending is Ending.CONVERGED and abs(last - best) > self._little(best):
+            return Ending.ELSEWHERE, (
+                f"the steps came to rest where fun is {last:.6g}, and x, the best point seen, was on the way; expected a "
+                "solver whose steps do not ascend: 'trust-region', 'cubic', 'saddle-free' with a smaller lr."
+            )
+        return ending, message
+
+    def _little(self, value: float) -> float:
+        """What counts as no change of a value."""
+        return self._rules.ftol * max(abs(value), 1.0)
 
     def _iterate(self, callback: Callable[[Any], Any] | None) -> tuple[Ending, str]:
         for _ in range(self._rules.maxiter):
@@ -291,7 +302,7 @@ class _Search:
         report = self._optimizer.report
         loss = float(report.loss)
         flat = math.isfinite(loss) and float(report.slope.double().norm()) <= self._rules.gtol
-        little = self._rules.ftol * max(abs(loss), 1.0)
+        little = self._little(loss)
         still = self._moved and abs(loss - self._history[-1]) <= little
         done = self._in_vain(report.status, float(report.predicted) <= little)
         self._quiet = self._quiet + 1 if flat or still or done else 0
