@@ -426,6 +426,14 @@ def test_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
+def test_steps_that_come_to_rest_above_the_best_point_are_no_success() -> None:
+    himmelblau = lambda x: (x[0] ** 2 + x[1] - 11) ** 2 + (x[0] + x[1] ** 2 - 7) ** 2  # noqa: E731
+    result = jp.minimize(himmelblau, [0.0, 0.0], "newton")  # the paper's solver goes to the maximum at (-0.27, -0.92)
+    assert (result.success, result.status, result.x.tolist(), result.fun) == (False, Ending.ELSEWHERE, [0, 0], 170)
+    assert "came to rest where fun is 181.617, and x, the best point seen, was on the way" in result.message
+    assert jp.minimize(lambda x: -himmelblau(x), [0.0, 0.0], "newton").success  # where that is a minimum
+
+
 SOLVERS = ["saddle-free", "soft-abs", "damped", "trust-region", "cubic", "jittered-inverse", "levenberg-marquardt"]
 
 

@@ -239,8 +239,7 @@ class ForwardGradient:
         found = self._several(loss_fn, alone(batch), 1, has_aux)
         if found is None:
             return self._estimate(self._known, loss_fn, batch, has_aux)
-        losses, aux = found
-        return (losses[0], _torch.pytree.tree_map_only(Tensor, lambda one: one[0], aux)) if has_aux else losses[0]
+        return _only(found, has_aux)
 
     @overload
     def steps(self, loss_fn: Losses, *batches: Any, has_aux: Plain = False) -> Tensor: ...
@@ -277,9 +276,7 @@ class ForwardGradient:
     ) -> tuple[Tensor, Any] | None:
         """The same as compiled graphs; None where the program cannot be one."""
         self._begin(0)
-        compiled = self._compiled
-        if compiled is None:
-            self._compiled = compiled = CompiledEstimate(self.traced, self._parameters.tensors)
+        compiled = self._graphs()
 
         def call(division: Division | None) -> tuple[Tensor, Any] | None:
             return compiled(loss_fn, batches, count, self.words, has_aux, division)
@@ -289,16 +286,18 @@ class ForwardGradient:
     def _in_group(self, loss_fn: Callable[..., Any], batch: Any, has_aux: bool) -> Any:
         """A call as graphs, between which processes exchange what they have found."""
         meeting = self._meeting(self._known, None, None)
-        compiled = self._compiled
-        if compiled is None:
-            self._compiled = compiled = CompiledEstimate(self.traced, self._parameters.tensors)
         with meeting.around():
             division = self.shard(meeting, loss_fn, batch, has_aux)
-            found = compiled(loss_fn, alone(batch), 1, self.words, has_aux, division, meeting)
+            found = self._graphs()(loss_fn, alone(batch), 1, self.words, has_aux, division, meeting)
         if found is None:
             return self._estimate(self._known, loss_fn, batch, has_aux, meeting=meeting)
-        losses, aux = found
-        return (losses[0], _torch.pytree.tree_map_only(Tensor, lambda one: one[0], aux)) if has_aux else losses[0]
+        return _only(found, has_aux)
+
+    def _graphs(self) -> CompiledEstimate:
+        """The calls as compiled graphs, as far as there are any yet."""
+        if self._compiled is None:
+            self._compiled = CompiledEstimate(self.traced, self._parameters.tensors)
+        return self._compiled
 
     def shard(self, meeting: Meeting, loss_fn: Callable[..., Any], batch: Any, has_aux: bool) -> ShardOf:
         """The samples of this process, among those of all that meet. Of a program that is new it makes a plan."""
@@ -625,6 +624,12 @@ def _worth_no_part(device: torch.device, compiled: bool) -> int:
     if device.type != "cuda":
         return 0
     return _FILLS if compiled else torch.cuda.get_device_properties(device).total_memory // 64
+
+
+def _only(found: tuple[Tensor, Any], has_aux: bool) -> Any:
+    """What a call returns, from the losses (1,) and the aux of one entry."""
+    losses, aux = found
+    return (losses[0], _torch.pytree.tree_map_only(Tensor, lambda one: one[0], aux)) if has_aux else losses[0]
 
 
 @contextlib.contextmanager

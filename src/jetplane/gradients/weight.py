@@ -41,6 +41,16 @@ class _Part:
         return self.directions.rows(position, like, self.start + start, self.start + stop)
 
 
+@dataclass(frozen=True)
+class _SlopesFound:
+    """What the passes along all directions have found."""
+
+    slopes: list[Tensor]  # (j, ...) of the sum of the losses, chunk by chunk
+    losses: Tensor
+    aux: object
+    chunk: int  # directions that travelled together
+
+
 def weight_gradient(
     parameters: Parameters,
     program: LossProgram,
@@ -57,7 +67,25 @@ def weight_gradient(
     samples = width.samples or FEWEST  # there are no activations that could say how many
     leaves = [leaf.detach() for leaf in parameters.tensors]
     drawn = Gaussian(samples).draw(Plane(seed, step, 0, leaves, list))
-    devices = [leaf.device for leaf in leaves]
+    sharing = meeting.tangents
+    mine = range(samples) if sharing is None else sharing.mine(samples)
+    found = _slopes_along(drawn, mine, parameters, program, width, allow_unused)
+    slopes = found.slopes if sharing is None else sharing.gathered([torch.cat(found.slopes)], samples)
+    shard = meeting.shard(found.losses.shape[0], 0)
+    total = found.losses.shape[0] if shard is None else shard.total
+    of_mean = torch.cat([part / total for part in slopes])  # (J,)
+    sums = meeting.sums(0.0, found.losses, lambda: [of_mean])
+    weights = (torch.full_like(of_mean, torch.nan) if sums is None else sums[0]) / samples
+    for position, leaf in enumerate(leaves):
+        _accumulate(parameters, drawn, position, leaf, weights, found.chunk)
+    return found.losses, found.aux
+
+
+def _slopes_along(
+    drawn: Directions, mine: range, parameters: Parameters, program: LossProgram, width: Width, allow_unused: bool
+) -> _SlopesFound:
+    """The slopes of the losses' sum along some rows of the directions."""
+    devices = [leaf.device for leaf in parameters.tensors]
     named = dict(zip(parameters.names, parameters.tensors, strict=True))
 
     def run(rows: Sequence[int]) -> tuple[Jet, object]:
@@ -66,23 +94,13 @@ def weight_gradient(
             losses, aux = program()
         return jets.of_result(losses), aux
 
-    sharing = meeting.tangents
-    mine = range(samples) if sharing is None else sharing.mine(samples)
     everything = PairSet.none(len(mine))
     size = chunk_size_of(width.memory, width.chunk_size, everything, lambda chunk: run(chunk.rows)[0], devices)
     replay, slopes = Replay(devices), []
     for chunk in chunks(everything, size):
         jet, aux = replay.run(partial(run, [mine.start + row for row in chunk.rows]))
         slopes.append(jet.tangent.flatten(1).sum(1))
-    if sharing is not None:
-        slopes = sharing.gathered([torch.cat(slopes)], samples)
-    shard = meeting.shard(jet.primal.shape[0], 0)
-    found = torch.cat([part / (jet.primal.shape[0] if shard is None else shard.total) for part in slopes])
-    sums = meeting.sums(0.0, jet.primal, lambda: [found])
-    weights = (torch.full_like(found, torch.nan) if sums is None else sums[0]) / samples
-    for position, leaf in enumerate(leaves):
-        _accumulate(parameters, drawn, position, leaf, weights, size or samples)
-    return jet.primal, aux
+    return _SlopesFound(slopes, jet.primal, aux, size or drawn.k)
 
 
 def _accumulate(

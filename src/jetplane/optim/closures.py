@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..ad import _torch
 from ..ad.algebra.jet import Jet, Quadratic
-from ..ad.run.auxiliary import split_aux
+from ..ad.run.auxiliary import split_aux, told
 from ..ad.run.budget import fit
 from ..ad.run.directions import Directions, Leaf
 from ..ad.run.parts import own
@@ -261,9 +261,10 @@ class Closures:
 
 def _check_loss(loss: Any) -> None:
     if not isinstance(loss, Tensor):
-        what = "None" if loss is None else f"{type(loss).__name__} {loss!r}"
-        raise TypeError(f"the closure returned {what}; expected the loss as a scalar tensor.")
-    if loss.numel() != 1 and (loss.ndim != 1 or not loss.numel()):
+        raise TypeError(f"the closure returned {told(loss)}; expected the loss as a scalar tensor.")
+    if loss.ndim and not len(loss):
+        raise ValueError(f"the closure returned no loss, {tuple(loss.shape)}; expected at least one sample in a batch.")
+    if loss.numel() != 1 and loss.ndim != 1:
         raise ValueError(
             f"the closure returned a tensor of shape {tuple(loss.shape)}; expected a scalar loss, or one for each "
             "sample (B,)."

@@ -83,9 +83,10 @@ def minimize(
     may be a name. All other names, as keywords or in the dictionary ``options``, go to the optimizer.
 
     Converged means that in three iterations in a row the loss changed by at most ``ftol * max(|loss|, 1)``, or the
-    norm of the slope along the directions was at most ``gtol``; ``tol`` sets both. ``fun`` is called at most ``maxfev``
-    times. ``callback(intermediate_result)`` follows each iteration with a Result, or ``callback(xk)``, by that name or
-    as ``x``, with its point; it may raise StopIteration. ``disp`` prints how it ended.
+    norm of the slope along the directions was at most ``gtol``; ``tol`` sets both. Steps that came to rest above the
+    best point that they had seen are no success: the paper's solver may go to a saddle or a maximum. ``fun`` is called
+    at most ``maxfev`` times. ``callback(intermediate_result)`` follows each iteration with a Result, or
+    ``callback(xk)``, by that name or as ``x``, with its point; it may raise StopIteration. ``disp`` prints how it ended.
 
     x of the result is the best point that was seen, and jac the gradient there, from a forward pass: by default where
     x0 has at most 200 entries, with ``jac=True`` always, with ``jac=False`` never. Steps that are rejected count as
@@ -262,9 +263,19 @@ class _Search:
 
     def run(self, callback: Callable[[Any], Any] | None) -> tuple[Ending, str]:
         """All iterations, and why they ended."""
-        ending = self._iterate(callback)
+        ending, message = self._iterate(callback)
         self._finish()
-        return ending
+        last, best = self._last[1], self._best[1]
+        if ending is Ending.CONVERGED and abs(last - best) > self._little(best):
+            return Ending.ELSEWHERE, (
+                f"the steps came to rest where fun is {last:.6g}, and x, the best point seen, was on the way; expected "
+                "a solver that does not ascend: 'trust-region', 'cubic', 'saddle-free' with a smaller lr."
+            )
+        return ending, message
+
+    def _little(self, value: float) -> float:
+        """What counts as no change of a value."""
+        return self._rules.ftol * max(abs(value), 1.0)
 
     def _iterate(self, callback: Callable[[Any], Any] | None) -> tuple[Ending, str]:
         for _ in range(self._rules.maxiter):
@@ -290,31 +301,38 @@ class _Search:
             stalled = error
         report = self._optimizer.report
         loss = float(report.loss)
-        flat = math.isfinite(loss) and float(report.slope.double().norm()) <= self._rules.gtol
-        little = self._rules.ftol * max(abs(loss), 1.0)
-        still = self._moved and abs(loss - self._history[-1]) <= little
-        done = self._in_vain(report.status, float(report.predicted) <= little)
-        self._quiet = self._quiet + 1 if flat or still or done else 0
+        promises_little = float(report.predicted) <= self._little(loss)
+        in_vain = self._is_in_vain(report.status, promises_little)
+        quiet = in_vain or self._is_flat(loss, report.slope) or self._is_still(loss)
+        self._quiet = self._quiet + 1 if quiet else 0
         self._moved = report.status is Status.OK
         self._record(here, loss)
         if stalled is not None:
             raise stalled
-        if self._quiet < _QUIET and not done:
-            self._check_rejected(float(report.predicted) <= little)
+        if self._quiet < _QUIET and not in_vain:
+            self._check_rejected(promises_little)
         return self._quiet >= _QUIET
 
-    def _in_vain(self, status: Status, little: bool) -> bool:
+    def _is_flat(self, loss: float, slope: Tensor) -> bool:
+        """Whether the slopes of a step are as small as asked for."""
+        return math.isfinite(loss) and float(slope.double().norm()) <= self._rules.gtol
+
+    def _is_still(self, loss: float) -> bool:
+        """Whether the last step was taken, and the loss is what it was before it."""
+        return self._moved and abs(loss - self._history[-1]) <= self._little(loss)
+
+    def _is_in_vain(self, status: Status, promises_little: bool) -> bool:
         """Whether a step was rejected where there is only little to gain, and was from the first one on."""
         if status is not Status.REJECTED:
             self._rejected, self._promised = 0, False
             return False
-        self._rejected, self._promised = self._rejected + 1, self._promised or not little
+        self._rejected, self._promised = self._rejected + 1, self._promised or not promises_little
         return not self._promised
 
-    def _check_rejected(self, little: bool) -> None:
+    def _check_rejected(self, promises_little: bool) -> None:
         """Raise if too many steps were rejected; a solver with a state has to have come to short ones first."""
-        patience = self._optimizer.patience
-        if patience is not None and self._rejected >= patience and (little or not adaptive(self._optimizer.solver)):
+        patience, waits = self._optimizer.patience, adaptive(self._optimizer.solver) and not promises_little
+        if patience is not None and self._rejected >= patience and not waits:
             raise OptimizationStalled(explain(self._rejected, Status.REJECTED))
 
     def _finish(self) -> None:

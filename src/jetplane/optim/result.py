@@ -18,6 +18,7 @@ class Ending(IntEnum):
     ITERATIONS = 1
     EVALUATIONS = 2
     STALLED = 3
+    ELSEWHERE = 4  # the steps came to rest, and not at the best point
     CALLBACK = 99  # as in scipy
 
 

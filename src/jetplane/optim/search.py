@@ -247,8 +247,7 @@ class HyperplaneSearch(torch.optim.Optimizer):
             self._fetch()
         settings, casts = self._settings, casts_around(moving.device)
         closures = [casts.around(one) for one in closures]
-        apart = settings.samples_apart
-        options = settings.repeats, has_aux, apart, averages, compiled
+        options = settings.repeats, has_aux, settings.samples_apart, averages, compiled
         program = Closures(closures, moving.tensors, moving.labels, *options)
         with torch.no_grad(), uncast(casts):
             memory = self._memory(moving)

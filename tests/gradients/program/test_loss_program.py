@@ -17,7 +17,8 @@ PARAMETER = nn.Parameter(torch.ones(4, 3))
 OTHER = nn.Parameter(torch.ones(3))
 
 LOSSES: list[tuple[type[Exception], str, Callable[[Tensor], Any]]] = [
-    (TypeError, "loss_fn returned float; expected a tensor of losses", lambda x: 1.0),
+    (TypeError, "loss_fn returned float 1.0; expected a tensor of losses", lambda x: 1.0),
+    (TypeError, r"tuple \(a pair of a result and aux needs has_aux=True\); expected a tensor", lambda x: (x, x)),
     (ValueError, r"returned no loss, \(0,\); expected at least one sample", lambda x: (x @ PARAMETER).sum(1)[:0]),
     (ValueError, r"shape \(\); expected one loss for each sample", lambda x: (x @ PARAMETER).sum()),
     (ValueError, r"torch.int64 of shape \(8,\); expected one loss", lambda x: (x @ PARAMETER).argmax(1)),

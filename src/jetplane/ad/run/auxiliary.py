@@ -4,7 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["split_aux"]
+__all__ = ["split_aux", "told"]
+
+
+def told(returned: Any) -> str:
+    """What was returned in place of a tensor, in words: no numbers of tensors that are in it.
+
+    Example:
+        >>> told(1.5), told(None)
+        ('float 1.5', 'None')
+        >>> told((1.5, "seen"))
+        'tuple (a pair of a result and aux needs has_aux=True)'
+    """
+    if returned is None:
+        return "None"
+    kind = type(returned).__name__
+    if isinstance(returned, tuple) and len(returned) == 2:
+        return f"{kind} (a pair of a result and aux needs has_aux=True)"
+    return f"{kind} {returned!r}" if isinstance(returned, bool | int | float) else kind
 
 
 def split_aux(returned: Any, has_aux: bool, source: str = "func", result: str = "output") -> tuple[Any, Any]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...ad import _torch
 from ...ad.engine.guards import guarded
-from ...ad.run.auxiliary import split_aux
+from ...ad.run.auxiliary import split_aux, told
 from ...compiler.capture import identity
 from .watch import WatchMode
 
@@ -30,7 +30,7 @@ class LossProgram:
         """The losses, and what came with them."""
         out, aux = split_aux(self.loss_fn(*self.batch), self.has_aux, "loss_fn", "losses")
         if not isinstance(out, Tensor):
-            raise TypeError(f"loss_fn returned {type(out).__name__}; expected a tensor of losses (B,).")
+            raise TypeError(f"loss_fn returned {told(out)}; expected a tensor of losses (B,).")
         if out.ndim and out.shape[0] == 0:
             raise ValueError(
                 f"loss_fn returned no loss, {tuple(out.shape)}; expected at least one sample in a batch (the last "
@@ -39,7 +39,7 @@ class LossProgram:
         if out.ndim == 0 or not out.is_floating_point():
             raise ValueError(
                 f"loss_fn returned {out.dtype} of shape {tuple(out.shape)}; expected one loss for each sample, (B,): "
-                "reduction='none', and no mean."
+                "reduction='none', and no mean. For a loss that is one number there is GaussNewtonSearch."
             )
         return out, aux
 

@@ -226,17 +226,11 @@ class HorizonAdam(torch.optim.Optimizer):
         forgetting, taken = Forgetting(leaves), int(self._numbers[PATH.index("count")])
         if self._leaves:
             forgetting.take_over(self._forgetting, self._leaves, leaves)
-        begun = {id(leaf): number for leaf, number in zip(self._leaves, self._begun, strict=True)}
-        for leaf in self._leaves:
-            if not leaf.requires_grad:  # should it move again, it begins anew
-                del self.state[leaf], begun[id(leaf)]
+        begun = self._forget_frozen()
         turned = eigenbasis.affordable([whole_like(leaf.detach()) for leaf in leaves]) if self.rotate else set[int]()
         self._crew.check_shared_out(leaves, _labels(leaves), type(self).__name__)
         self._parts = held_parts(leaves, turned, self._crew.processes)
-        for place, leaf in enumerate(leaves):
-            if leaf not in self.state:
-                self.state[leaf] = fresh(leaf, place in turned)
-                self._new.append(leaf)
+        self._begin_late(leaves, turned)
         step = self.estimate.step if self._leaves else self._options.get("step", 0)
         shared = {"step": step, "process_group": self._crew.given, "check_every": None}
         self.estimate = ForwardGradient(leaves, **self._options | shared)
@@ -246,6 +240,21 @@ class HorizonAdam(torch.optim.Optimizer):
         self._begun = [begun.get(id(leaf), taken) for leaf in leaves]
         self._leaves, self._path, self._forgetting = leaves, Path(leaves, self._crew), forgetting
         return True
+
+    def _forget_frozen(self) -> dict[int, int]:
+        """Drop the state of parameters that no longer move. Of the others, by id: the steps taken without them."""
+        begun = {id(leaf): number for leaf, number in zip(self._leaves, self._begun, strict=True)}
+        for leaf in self._leaves:
+            if not leaf.requires_grad:  # should it move again, it begins anew
+                del self.state[leaf], begun[id(leaf)]
+        return begun
+
+    def _begin_late(self, leaves: list[Tensor], turned: set[int]) -> None:
+        """Make a state for parameters that have none: their next step is their first."""
+        for place, leaf in enumerate(leaves):
+            if leaf not in self.state:
+                self.state[leaf] = fresh(leaf, place in turned)
+                self._new.append(leaf)
 
     @_torch.apart_from_graphs
     @torch.no_grad()
