@@ -20,8 +20,10 @@ __all__ = [
     "declared",
     "elements",
     "geometry",
+    "halves",
     "inside",
     "overlap",
+    "place",
     "span",
     "storage_order",
     "version_of",
@@ -43,6 +45,23 @@ def version_of(tensor: Tensor) -> int:
 def geometry(tensor: Tensor) -> Geometry:
     """Where in its storage the tensor's elements lie."""
     return tensor.shape, tensor.stride(), int(tensor.storage_offset())
+
+
+def halves(place: Geometry) -> Geometry:
+    """Where the real and imaginary parts of complex numbers lie, with an axis of two behind the others."""
+    size, stride, offset = place
+    return (*size, 2), (*(2 * step for step in stride), 1), 2 * offset
+
+
+def place(tensor: Tensor) -> Geometry:
+    """Where the tensor's real numbers lie, be they parts of complex ones: the same places for all views of a memory.
+
+    Example:
+        >>> x = torch.zeros(4, 2)
+        >>> overlap(place(x[2:]), place(torch.view_as_complex(x)[:2]))
+        False
+    """
+    return halves(geometry(tensor)) if tensor.is_complex() else geometry(tensor)
 
 
 def elements(tensor: Tensor, dtype: torch.dtype) -> int:

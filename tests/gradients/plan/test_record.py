@@ -26,7 +26,7 @@ def test_random_numbers_for_a_function_of_parameters_are_refused() -> None:
 
 def node(number: int) -> Node:
     func = torch.ops.aten.relu.default
-    return Node(number, func, (), [], [], torch.Size([]), torch.device("cpu"), "", frozenset(), False, False)
+    return Node(number, func, (), [], [], torch.Size([]), torch.device("cpu"), "", frozenset(), False, False, False)
 
 
 def test_a_value_is_known_by_its_tensor_until_it_is_written() -> None:

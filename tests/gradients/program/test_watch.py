@@ -35,13 +35,8 @@ def layer(x: Tensor) -> Tensor:
 
 
 EDGES = torch.tensor([[0, 1, 2], [1, 2, 0]])
-COMPLEX = "{} at .* makes complex numbers of what depends on parameters and data, through which no noise is followed"
 LAYOUT = "{} at .* makes a {} tensor of what depends on parameters; expected a dense one"
 REFUSED = [
-    (lambda x: torch.fft.rfft(layer(x)).abs(), COMPLEX.format("aten._fft_r2c.default")),
-    (lambda x: (layer(x) * 1j).imag, COMPLEX.format("aten.mul.Tensor")),
-    (lambda x: torch.view_as_complex(layer(x).view(-1, 2, 2)).real, COMPLEX.format("aten.view_as_complex.default")),
-    (lambda x: torch.linalg.eigvals(layer(x)[:4]).real[None].expand(len(x), 4), COMPLEX.format("aten.linalg_eig.*")),
     (lambda x: layer(x).to_sparse().to_dense(), LAYOUT.format("aten._to_sparse.default", "sparse_coo")),
     (lambda x: layer(x).to_sparse_csr() @ torch.ones(4, 1), LAYOUT.format("aten._to_sparse_csr.*", "sparse_csr")),
     (

@@ -20,7 +20,7 @@ from ...errors import UnsupportedProgram
 from .. import _torch
 from ..algebra.jet import Operand
 from ..algebra.sparse import Block, Factors, SparseOperand, Support, Term, gathered, padded
-from ..storage_geometry import Geometry, are_kin, covers, elements, geometry, storage_order
+from ..storage_geometry import Geometry, are_kin, covers, elements, geometry, halves, storage_order
 from .locate import call_site
 
 
@@ -185,10 +185,9 @@ def _write(flat: Tensor, tensor: Tensor, rows: Tensor | None) -> None:
 
 def _halves(flat: Tensor, tensor: Tensor) -> Tensor:
     """Of rows of the other kind: those of real numbers (R, *S), or those of complex ones as pairs (R, *S, 2)."""
-    size, stride, offset = geometry(tensor)
     if flat.is_complex():
-        return _view(torch.view_as_real(flat).flatten(1), (size, stride, offset))
-    return _view(flat, ((*size, 2), (*(2 * step for step in stride), 1), 2 * offset))
+        return _view(torch.view_as_real(flat).flatten(1), geometry(tensor))
+    return _view(flat, halves(geometry(tensor)))
 
 
 def _view(flat: Tensor, place: Geometry) -> Tensor:

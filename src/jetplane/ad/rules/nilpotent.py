@@ -69,7 +69,7 @@ class Nil:
     def __sub__(self, other: Nil) -> Nil:
         return self + -other
 
-    def __mul__(self, other: Nil | Tensor | float) -> Nil:
+    def __mul__(self, other: Nil | Tensor | complex) -> Nil:
         if not isinstance(other, Nil):
             return self.map(lambda rows: rows * other)
         if self.tangent is None or other.tangent is None or not self.pairs.rows:

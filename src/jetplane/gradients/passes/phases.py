@@ -25,7 +25,7 @@ from ..plan.own_weights import OwnWeights
 from ..program.done import Done
 from ..program.layout import Grid
 from ..program.parameters import Gradients
-from ..program.watch import Path, Visit, WatchMode, at, functional, replaced
+from ..program.watch import Path, Visit, WatchMode, as_real, at, functional, replaced
 from ..program.writes import Writes
 
 __all__ = ["Collector", "Injector"]
@@ -227,7 +227,7 @@ class Injector(_Follower):
                 self._order.then(arrived)
             rows = self._tangents(site, done, alive) if visit.number == site.end else None
         if rows is not None:
-            mode.inject(done.result, rows)
+            mode.inject(done.result, _as_result(rows, done))
             with mode.above(), self._quiet():
                 self._order.then(rows)
                 self._wait(done.result)
@@ -360,7 +360,7 @@ class Collector(_Follower):
         """At the end of a site: its derivative, and what follows from it for the layers."""
         delta = self._delta(site, _noisy(site, done), alive)
         if site.own is None:
-            self._collect(site.group, _at_end(site.group, delta))
+            self._collect(site.group, _at_end(site.group, _as_result(delta, done)))
         else:
             self._let_go(site.end)
             for path, gradient in site.own.undo(delta, self._shape_of(site.number, site.own, done)).items():
@@ -432,7 +432,12 @@ def _of_each(losses: Tensor, value: float, weights: Tensor | None) -> Tensor:
 
 def _noisy(site: Site, done: Done) -> Tensor:
     """What the noise of a site is added to, or a tensor of its shape: the activation, or each sample's own weight."""
-    return done.result if site.own is None else site.own.like(done)
+    return as_real(done.result) if site.own is None else site.own.like(done)
+
+
+def _as_result(numbers: Tensor, done: Done) -> Tensor:
+    """Numbers at a result as what it is: complex ones of pairs."""
+    return torch.view_as_complex(numbers.contiguous()) if done.result.is_complex() else numbers
 
 
 def _at_end(group: LayerGroup, delta: Tensor) -> Deltas:

@@ -85,7 +85,7 @@ class Builder:
 
     def _only_scales(self, node: Node) -> bool:
         # noise behind a batch norm tells its statistics apart
-        return lookup(node.func).scales and self._flow.only_first(node) and not node.batch
+        return lookup(node.func).scales and self._flow.only_first(node) and not (node.batch or node.complex)
 
     def _is_neutral(self, node: Node, found: Adjoint) -> bool:
         """Whether a node moves entries of an argument, and makes nothing else that is read."""
@@ -101,7 +101,8 @@ class Builder:
         owners: dict[int, int] = {}  # by node: the end of its site
         found = {node.number: self._settle(self._chain(node), owners) for node in reversed(calls)}
         for node in calls:
-            if found[node.number].node is node and lookup(node.func).scales and _is_alone(node, owners):
+            scales = lookup(node.func).scales and not node.complex
+            if found[node.number].node is node and scales and _is_alone(node, owners):
                 found[node.number] = self._with_weights(node, owners)
         ends: dict[int, Links] = defaultdict(set)
         for cut in found.values():

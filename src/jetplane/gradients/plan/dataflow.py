@@ -76,7 +76,7 @@ class Dataflow:
         while node.values[0] not in self.losses:
             readers = self.readers[node.values[0]]
             found = find(self.nodes[readers[0][0]].func, readers[0][1])
-            if len(readers) > 1 or not found.neutral:
+            if len(readers) > 1 or not found.neutral or self.nodes[readers[0][0]].complex:
                 break
             node = self.nodes[readers[0][0]]
         return node

@@ -55,7 +55,7 @@ def _wanted(reader: Node, path: Path | None, known: Mapping[int, Tensor], read: 
     """What a node wants of an argument; None for all of it. ``read`` are the values that something reads."""
     adjoint = lookup(reader.func)
     result = _wanted_of_result(reader, adjoint, known, read)
-    if adjoint.live is None or path is None or result is None:
+    if adjoint.live is None or path is None or result is None or reader.complex:
         return None
     _, variables, _, settings, *_ = reader.key
     shapes = {place: shape for place, shape, *_ in variables}

@@ -59,6 +59,7 @@ class Node:
     reaches: frozenset[int]  # the parameters that its arguments are, or are made of
     opaque: bool  # cannot be pulled back through
     batch: bool  # normalises by statistics of the batch
+    complex: bool  # reads or makes complex numbers, of which no adjoint knows: noise is two numbers for each
     values: list[int] = field(default_factory=list)  # the values that it makes, by output
 
 

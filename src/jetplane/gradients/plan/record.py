@@ -18,7 +18,7 @@ from ..adjoints import default
 from ..adjoints.adjoint import is_opaque
 from ..adjoints.batch_norm import uses_batch
 from ..program.parameters import Parameters
-from ..program.watch import Path, Visit, WatchMode, outputs
+from ..program.watch import Path, Visit, WatchMode, any_complex, as_real, outputs
 from ..program.writes import Writes
 from .build import Builder
 from .noise_plan import Node, NoisePlan, signature
@@ -91,20 +91,25 @@ class Recorder:
                 default.check(visit, ", ".join(map(self._name, parameters)))
         reaches = frozenset[int]().union(*map(self._source, parameters))
         key = signature(mode, visit)
-        opaque = is_opaque(visit.func, visit.args, visit.kwargs)
+        is_complex = any_complex(visit.args, visit.kwargs)
+        opaque = is_complex or is_opaque(visit.func, visit.args, visit.kwargs)
         batch = uses_batch(visit.func, visit.args)
-        node = Node(visit.number, visit.func, key, inputs, paths, _NOTHING, _CPU, where, reaches, opaque, batch)
+        node = Node(
+            visit.number, visit.func, key, inputs, paths, _NOTHING, _CPU, where, reaches, opaque, batch, is_complex
+        )
         self.graph.nodes.append(node)
 
     def after(self, mode: WatchMode, visit: Visit, out: Any) -> None:
         node = self.graph.nodes[visit.number]
         tensors = outputs(out)
-        variable = [tensor for tensor in tensors if tensor.is_floating_point()]
+        variable = [tensor for tensor in tensors if tensor.is_floating_point() or tensor.is_complex()]
         if engine_plan(visit.func).writes:
             for tensor in variable:
                 self.graph.wrote(tensor)
         if variable:
-            first = variable[0]
+            first = as_real(variable[0])
+            if first is not variable[0]:
+                node.complex = node.opaque = True
             node.shape, node.device = first.shape, first.device
             self.values += first.nbytes
             self.layers += first.nbytes if visit.parameters else 0

@@ -15,7 +15,7 @@ from ... import guard
 from ...ad import _torch
 from ...ad.run.parts import Wholes, is_shared_out, like_part, own, part_of
 from ...ad.run.passes import check_leaf
-from ...ad.storage_geometry import geometry, inside, overlap, span
+from ...ad.storage_geometry import geometry, inside, overlap, place, span
 from ...errors import UnsupportedProgram
 
 __all__ = ["Gradients", "Parameters", "accumulate", "local_derivative"]
@@ -112,7 +112,7 @@ class Parameters:
         """The number of the parameter that ``tensor`` is, or is a view of."""
         for index in self.places.get(tensor.untyped_storage(), ()):
             own = self.tensors[index]
-            if tensor is own or _inside(geometry(tensor), geometry(own)):
+            if tensor is own or _inside(place(tensor), geometry(own)):
                 return index
         return None
 
@@ -132,7 +132,7 @@ class Parameters:
     def touched(self, tensor: Tensor) -> list[str]:
         """The names of the parameters that have an element in common with ``tensor``."""
         near = self.places.get(tensor.untyped_storage(), ())
-        return [self.names[index] for index in near if overlap(geometry(tensor), geometry(self.tensors[index]))]
+        return [self.names[index] for index in near if overlap(place(tensor), geometry(self.tensors[index]))]
 
 
 def _named(params: Iterable[Any] | Mapping[str, Tensor]) -> tuple[list[str], list[Tensor]]:
@@ -182,8 +182,10 @@ class Gradients:
     def add(self, tensor: Tensor, gradient: Tensor) -> None:
         """Add the gradient of ``tensor``: a parameter, a view of one, or something made of parameters."""
         index = self._parameters.find(tensor)
-        if index is not None and self._scatter(self._parameters.tensors[index], tensor, gradient):
-            return
+        if index is not None:
+            view, of_memory = _as_real_memory(tensor, gradient)
+            if self._scatter(self._parameters.tensors[index], view, of_memory):
+                return
         if id(tensor) in self._wanted:
             self._wanted[id(tensor)][1].add_(gradient)
         else:
@@ -224,8 +226,11 @@ class Gradients:
             parameter, leaf = self._parameters.tensors[index], leaves[index]
             if value is parameter:
                 return leaf
-            offset = int(value.storage_offset()) - int(parameter.storage_offset())
-            return _like(leaf, parameter).as_strided(value.shape, value.stride(), offset)
+            shape, strides, offset = place(value)
+            view = _like(leaf, parameter).as_strided(shape, strides, offset - int(parameter.storage_offset()))
+            view = torch.view_as_complex(view) if value.is_complex() else view
+            view = view.conj() if value.is_conj() else view
+            return -view if value.is_neg() else view
 
         for func, args, kwargs, out in self._tape:
             again = func(*_torch.pytree.tree_map(look, args), **_torch.pytree.tree_map(look, kwargs))
@@ -248,6 +253,18 @@ class Gradients:
         offset = int(view.storage_offset()) - int(parameter.storage_offset()) + int(grad.storage_offset())
         grad.as_strided(gradient.shape, view.stride(), offset).add_(gradient)
         return True
+
+
+def _as_real_memory(view: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """A view of real memory as real numbers, with the derivative by what the memory holds."""
+    if view.is_conj():
+        view, gradient = view.conj(), gradient.conj()
+    gradient = (-gradient if view.is_neg() else gradient).to(view.dtype)
+    return (
+        (torch.view_as_real(view), torch.view_as_real(gradient.resolve_conj()))
+        if view.is_complex()
+        else (view, gradient)
+    )
 
 
 def _of_memory(gradient: Tensor, view: Tensor) -> Tensor:

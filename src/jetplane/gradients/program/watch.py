@@ -32,6 +32,8 @@ __all__ = [
     "Phase",
     "Visit",
     "WatchMode",
+    "any_complex",
+    "as_real",
     "at",
     "functional",
     "outputs",
@@ -215,7 +217,6 @@ class WatchMode(JetMode):
         if plan(func).kind is Kind.VIEW:
             refuse_reinterpretation(func, (variables or parameters)[0][1].dtype, out)
         refuse_results(func, out)
-        _refuse_complex(func, out)
         self._mark(out, _VARIABLE)
         for tensor in outputs(out):
             self._changes[tensor.untyped_storage()] = self._nodes, 0
@@ -322,8 +323,7 @@ class WatchMode(JetMode):
     def _mark(self, out: Any, kind: str) -> None:
         for tensor in outputs(out):
             if self._parameters.find(tensor) is None:
-                # complex numbers of parameters alone are differentiated with what is made of them
-                differentiable = tensor.is_floating_point() or (kind == _PARAMETER and tensor.is_complex())
+                differentiable = tensor.is_floating_point() or tensor.is_complex()
                 self._kinds[tensor.untyped_storage()] = kind if differentiable or kind == _BORN else _BORN
 
     def _is_parametrisation(self, func: Any, step: Treatment, given: Any, kinds: list[str]) -> bool:
@@ -340,14 +340,6 @@ class WatchMode(JetMode):
     def _is_made(self, target: Tensor, kind: str) -> bool:
         """Whether a target is made of parameters: a write into a constant, or into a parameter itself, is a node."""
         return kind == _PARAMETER and self._parameters.find(target) is None
-
-
-def _refuse_complex(func: Any, out: Any) -> None:
-    if any(tensor.is_complex() for tensor in outputs(out)):
-        raise UnsupportedProgram(
-            f"{call_site(str(func))} makes complex numbers of what depends on parameters and data, through which no "
-            "noise is followed; expected real ones, or estimator='weight', or an optimizer that searches a plane."
-        )
 
 
 def _is_as_large(tensors: list[Tensor], kinds: list[str]) -> bool:
@@ -384,6 +376,16 @@ def outputs(out: Any) -> list[Tensor]:
     if isinstance(out, Tensor):
         return [out]
     return [one for one in out if isinstance(one, Tensor)] if isinstance(out, tuple | list) else []
+
+
+def as_real(tensor: Tensor) -> Tensor:
+    """Complex numbers as pairs of real ones, (*S, 2); real ones as they are."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def any_complex(args: Any, kwargs: Any) -> bool:
+    """Whether there are complex tensors among an operation's arguments."""
+    return any(tensor.is_complex() for _, tensor in _tensors(args, kwargs))
 
 
 def at(path: Path, args: Any, kwargs: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ...ad.storage_geometry import Geometry, geometry, overlap
+from ...ad.storage_geometry import Geometry, overlap, place
 
 __all__ = ["Writes"]
 
@@ -20,7 +20,7 @@ class Writes:
 
     def note(self, tensor: Tensor) -> None:
         """``tensor`` is written."""
-        self._places.setdefault(tensor.untyped_storage(), []).append(geometry(tensor))
+        self._places.setdefault(tensor.untyped_storage(), []).append(place(tensor))
 
     def count(self, tensor: Tensor) -> int:
         """How many writes its memory has seen."""
@@ -28,5 +28,5 @@ class Writes:
 
     def touched(self, tensor: Tensor, since: int) -> bool:
         """Whether a write after the first ``since`` ones may have changed an element of ``tensor``."""
-        here = geometry(tensor)
-        return any(overlap(here, place) for place in self._places.get(tensor.untyped_storage(), [])[since:])
+        here = place(tensor)
+        return any(overlap(here, there) for there in self._places.get(tensor.untyped_storage(), [])[since:])
