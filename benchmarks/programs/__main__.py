@@ -23,16 +23,8 @@ from .packages import PACKAGES
 from .program import Program
 
 _FAMILIES = (
-    "transformers",
-    "vision",
-    "diffusion",
-    "adapters",
-    "graphs",
-    "scientific",
-    "flows",
-    "attention",
-    "losses",
-    "reinforcement",
+    *("transformers", "vision", "diffusion", "adapters", "graphs", "scientific", "flows", "attention", "losses"),
+    *("reinforcement", "bayesian", "physics", "parts"),
 )
 
 
