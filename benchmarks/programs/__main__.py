@@ -23,16 +23,8 @@ from .packages import PACKAGES
 from .program import Program
 
 _FAMILIES = (
-    "transformers",
-    "vision",
-    "diffusion",
-    "adapters",
-    "graphs",
-    "scientific",
-    "flows",
-    "attention",
-    "losses",
-    "reinforcement",
+    *("transformers", "vision", "diffusion", "adapters", "graphs", "scientific", "flows", "attention", "losses"),
+    *("reinforcement", "bayesian", "physics", "parts"),
 )
 
 
@@ -88,13 +80,13 @@ def main() -> int:
 
 
 def _commit() -> dict[str, str]:
-    """That of the tree, where it is one of git without changes."""
+    """That of the tree, with a plus where there are changes; nothing outside of git."""
     try:
         changed = subprocess.check_output(["git", "status", "--porcelain", "src", "benchmarks/programs"], text=True)
         name = subprocess.check_output(["git", "rev-parse", "--short=7", "HEAD"], text=True)
     except (OSError, subprocess.CalledProcessError):
         return {}
-    return {} if changed else {"commit": name.strip()}
+    return {"commit": name.strip() + ("+" if changed else "")}
 
 
 def _arguments() -> argparse.Namespace:

@@ -82,12 +82,6 @@ _VITS: dict[str, Callable[[], Built]] = {
         | {"s4_local_patch_size": 1, "s1_global_k": 4, "s2_global_k": 2, "s3_global_k": 2, "s4_global_k": 1},
         (2, 3, 64, 64),
     ),
-    "CrossFormer": module(
-        "vit_pytorch.crossformer.CrossFormer",
-        {"num_classes": 5, "dim": (16, 16, 32, 32), "depth": (1, 1, 1, 1), "global_window_size": (4, 2, 2, 1)}
-        | {"local_window_size": 2},
-        (2, 3, 64, 64),
-    ),
     "NesT": module(
         "vit_pytorch.nest.NesT",
         {"image_size": 32, "patch_size": 4, "dim": 8, "heads": 2, "num_hierarchies": 2, "block_repeats": (1, 1)}

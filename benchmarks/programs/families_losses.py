@@ -21,16 +21,15 @@ _METRIC: dict[str, dict[str, Any]] = {
     },
     **{f"{name}Loss": {} for name in ("Margin", "MultiSimilarity", "NCA", "NPairs", "NTXent", "PNP", "RankedList")},
     **{f"{name}Loss": {} for name in ("SignalToNoiseRatioContrastive", "SupCon", "TripletMargin", "TupletMargin")},
-    **{
-        f"{name}Loss": _CLASSES for name in ("ArcFace", "CosFace", "LargeMarginSoftmax", "NormalizedSoftmax", "P2SGrad")
-    },
+    **{f"{name}Loss": _CLASSES for name in ("ArcFace", "CosFace", "LargeMarginSoftmax", "NormalizedSoftmax")},
     **{f"{name}Loss": _CLASSES for name in ("ProxyAnchor", "ProxyNCA", "SoftTriple", "SphereFace", "SubCenterArcFace")},
-    **{"RankedListLoss": {"margin": 0.5, "Tn": 0}, "HistogramLoss": {"n_bins": 4}, "ThresholdConsistentMarginLoss": {}},
-    **{"ManifoldLoss": {"l": 6, "K": 4}, "SmoothAPLoss": {}},
+    **{"RankedListLoss": {"margin": 0.5, "Tn": 0}, "HistogramLoss": {"n_bins": 4}},
+    "P2SGradLoss": {"num_classes": 3, "descriptors_dim": 6},
+    "SmoothAPLoss": {},
 }
 _IMAGES: dict[str, tuple[str, Callable[[Any, Tensor], Any]]] = {  # where it is found, and how it is called
-    "ssim": ("losses", lambda f, x: f(x, _other(x), 5)),
-    "ms_ssim": ("losses", lambda f, x: f().double()(x, _other(x))),
+    "ssim_loss": ("losses", lambda f, x: f(x, _other(x), 5)),
+    "MS_SSIMLoss": ("losses", lambda f, x: f().double()(x, _other(x))),
     "psnr_loss": ("losses", lambda f, x: f(x, _other(x), 1.0)),
     "total_variation": ("losses", lambda f, x: f(x)),
     "charbonnier_loss": ("losses", lambda f, x: f(x, _other(x))),
@@ -56,7 +55,6 @@ _IMAGES: dict[str, tuple[str, Callable[[Any, Tensor], Any]]] = {  # where it is 
     "rgb_to_lab": ("color", lambda f, x: f(x.sigmoid())),
     "rgb_to_hsv": ("color", lambda f, x: f(x.sigmoid())),
     "rgb_to_luv": ("color", lambda f, x: f(x.sigmoid())),
-    "equalize_clahe": ("enhance", lambda f, x: f(x.sigmoid(), grid_size=(2, 2))),
     "adjust_gamma": ("enhance", lambda f, x: f(x.sigmoid(), 0.7)),
     "image_histogram2d": ("enhance", lambda f, x: f(x, n_bins=4)[0]),
     "dilation": ("morphology", lambda f, x: f(x, torch.ones(3, 3))),
@@ -69,7 +67,7 @@ _IMAGES: dict[str, tuple[str, Callable[[Any, Tensor], Any]]] = {  # where it is 
 _GEOMETRY: dict[str, Callable[[Any, Tensor], Any]] = {  # of nine numbers that are parameters
     "warp_affine": lambda g, p: g.warp_affine(_picture(), (torch.eye(3)[:2] + 0.1 * p[:6].view(2, 3))[None], (8, 8)),
     "warp_perspective": lambda g, p: g.warp_perspective(_picture(), (torch.eye(3) + 0.02 * p.view(3, 3))[None], (8, 8)),
-    "rotate": lambda g, p: g.rotate(_picture(), 20 * p[:2]),
+    "rotate": lambda g, p: g.rotate(_picture(), 20 * p[:1]),
     "get_perspective_transform": lambda g, p: g.get_perspective_transform(
         torch.tensor([[[0.0, 0], [1, 0], [1, 1], [0, 1]]]),
         (p[:8].view(1, 4, 2) * 0.1 + 1) * torch.tensor([[[0.1, 0.2], [1, 0], [1, 1], [0, 1]]]),
@@ -126,8 +124,6 @@ def _metric(name: str, options: dict[str, Any]) -> Built:
     from pytorch_metric_learning import losses
 
     labels = torch.arange(9) % 3
-    if name == "ThresholdConsistentMarginLoss":
-        options = {}
     loss, net, x = getattr(losses, name)(**options), nn.Sequential(nn.Linear(4, 6), nn.Tanh()), torch.randn(9, 4)
     return Built(nn.ModuleList([net, loss]), lambda: loss(net(x), labels))
 
@@ -159,7 +155,7 @@ def _image(name: str) -> Built:
     import kornia
 
     where, use = _IMAGES[name]
-    side = 96 if name == "ms_ssim" else 8
+    side = 96 if name == "MS_SSIMLoss" else 8
     model = _Picture(2, 3, side, side)
     function = getattr(getattr(kornia, where), name)
     return Built(model, lambda: use(function, model.x * model.x + 0.5 * model.x))

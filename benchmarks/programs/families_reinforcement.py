@@ -13,8 +13,8 @@ from .program import Built, Program
 
 __all__ = ["programs"]
 
-_STOCHASTIC = ("PPOLoss", "ClipPPOLoss", "KLPENPPOLoss", "A2CLoss", "ReinforceLoss", "SACLoss", "IQLLoss", "CQLLoss")
-_OTHERS = ("REDQLoss", "DDPGLoss", "TD3Loss", "TD3BCLoss", "DQNLoss", "DiscreteSACLoss", "DiscreteIQLLoss", "BCLoss")
+_STOCHASTIC = ("PPOLoss", "ClipPPOLoss", "A2CLoss", "ReinforceLoss", "SACLoss", "IQLLoss", "CQLLoss")
+_OTHERS = ("REDQLoss", "DDPGLoss", "TD3Loss", "TD3BCLoss", "DQNLoss", "DiscreteSACLoss", "BCLoss")
 _POLICIES = ("A2C", "PPO", "PPO.discrete", "DQN", "SAC", "TD3", "DDPG")
 
 
@@ -26,7 +26,6 @@ def programs() -> Iterator[Program]:
         "LSTMModule",
         "GRUModule",
         "NoisyLinear",
-        "DuelingMlpDQNet",
         "MultiAgentMLP",
         "QMixer",
         "TruncatedNormal",
@@ -61,7 +60,7 @@ def _objective(name: str) -> Built:
 
     discrete = name.startswith(("DQN", "Discrete"))
     net = nn.Sequential(_net(3, 4), NormalParamExtractor())
-    plain = name in ("PPOLoss", "ClipPPOLoss", "KLPENPPOLoss", "A2CLoss", "ReinforceLoss", "BCLoss")
+    plain = name in ("PPOLoss", "ClipPPOLoss", "A2CLoss", "ReinforceLoss", "BCLoss")
     kind = torch.distributions.Normal if plain else TanhNormal
     if plain:
 
@@ -88,9 +87,9 @@ def _objective(name: str) -> Built:
     many = ValueOperator(_net(3, 2), in_keys=["observation"], out_keys=["action_value"])
     certain = Actor(nn.Sequential(_net(3, 2), nn.Tanh()), in_keys=["observation"])
     made: dict[str, Any] = {
-        **{key: lambda: getattr(objectives, name)(actor, value) for key in ("PPOLoss", "ClipPPOLoss", "KLPENPPOLoss")},
+        **{key: lambda: getattr(objectives, name)(actor, value) for key in ("PPOLoss", "ClipPPOLoss")},
         **{key: lambda: getattr(objectives, name)(actor, value) for key in ("A2CLoss", "ReinforceLoss")},
-        "SACLoss": lambda: objectives.SACLoss(actor, pair, value, num_qvalue_nets=2),
+        "SACLoss": lambda: objectives.SACLoss(actor, pair, value, num_qvalue_nets=2, action_spec=_bounded()),
         "IQLLoss": lambda: objectives.IQLLoss(actor, pair, value),
         "CQLLoss": lambda: objectives.CQLLoss(actor, pair, action_spec=_bounded()),
         "REDQLoss": lambda: objectives.REDQLoss(
@@ -102,9 +101,6 @@ def _objective(name: str) -> Built:
         "BCLoss": lambda: objectives.BCLoss(actor),
         "DQNLoss": lambda: objectives.DQNLoss(QValueActor(_net(3, 2), spec=OneHot(2)), action_space="one-hot"),
         "DiscreteSACLoss": lambda: objectives.DiscreteSACLoss(_discrete(), many, num_actions=2, action_space="one-hot"),
-        "DiscreteIQLLoss": lambda: objectives.DiscreteIQLLoss(
-            _discrete(), many, value_network=value, action_space="one-hot"
-        ),
     }
     loss, batch = made[name](), _batch(discrete)
     return Built(loss.double(), lambda: dict(loss(batch.clone()).items()))
@@ -140,10 +136,6 @@ def _part(name: str) -> Built:
         return Built(net, lambda: make(net(x[:, 0])).log_prob(at))
     made: dict[str, Any] = {
         "NoisyLinear": lambda: (modules.NoisyLinear(3, 4), (x,)),
-        "DuelingMlpDQNet": lambda: (
-            modules.DuelingMlpDQNet(2, mlp_kwargs_feature={"in_features": 3, "num_cells": [8]}),
-            (x[:, 0],),
-        ),
         "MultiAgentMLP": lambda: (
             modules.MultiAgentMLP(3, 2, n_agents=5, centralized=True, share_params=False, depth=1, num_cells=8),
             (x,),

@@ -32,22 +32,33 @@ To repeat it, in an environment with the packages (torchvision must match torch)
 
     pip install transformers timm torchvision diffusers peft torch_geometric
     pip install gpytorch torchdiffeq e3nn zuko nflows normflows
+    pip install vit-pytorch x-transformers pytorch-metric-learning kornia torchmetrics entmax torchrl stable-baselines3
+    pip install botorch pyro-ppl sbi deepxde pykan neuraloperator torchsde torchcde torchdyn geoopt egnn-pytorch
+    pip install segmentation-models-pytorch ncps vector-quantize-pytorch denoising-diffusion-pytorch local-attention
+    pip install linear-attention-transformer nystrom-attention slot-attention siren-pytorch pytorch-crf snntorch
+    pip install pytorch-tabnet piq
     python -m benchmarks.programs --out benchmarks/results/programs.json --page docs/programs.md
 
 It runs what the file does not hold yet; `--only timm/` runs some, `--again refused wrong` those that came out so.
 
-The results were gathered on a machine in use, in several parts. Rows with a `commit` in the JSON were run at that one;
-of the others, those marked `tangents_stop_at_no_grad` ran where tangents stop at a program's own `no_grad`, the rest
-where they go on, which for them came out the same as backprop. A family whose package is not there, or does not fit
-torch, is left out with a word.
+The results were gathered on a machine in use, in several parts. Rows with a `commit` in the JSON were run at that one,
+with a plus where there were changes to it; of the others, those marked `tangents_stop_at_no_grad` ran where tangents
+stop at a program's own `no_grad`, the rest where they go on, which for them came out the same as backprop. A family
+whose package is not there, or does not fit torch, is left out with a word.
 
-The backward pass of torchdiffeq's adjoint solves another equation, so that backprop's slope is an approximation, by
-1e-5 for rk4 in steps of 0.01; jetplane differentiates what the solver does, and values decide.
+The backward passes of torchdiffeq's adjoint and of zuko's continuous flow solve another equation, so that backprop's
+slope is an approximation, by 1e-5 for rk4 in steps of 0.01; jetplane differentiates what the solver does, and values
+decide.
 
 A Function without a rule is refused, because its forward body need not be what its author differentiates. Where it is,
 one line says so, for a class or for its dotted name: `jp.register.transparent("package.module.Function")`.
 `jp.register.composite` takes a program in its place. Rules for well-known packages are there already, by name
 (`ad/rules/well_known_functions.py`, `ad/rules/torchvision_operations.py`); the packages are not imported for them.
+
+Some stay refused, for there is nothing that would be right. The gradients of yoso's attention are a bound in place of
+the derivative, and of no function at all: their own derivatives are not symmetric. PEFT's C3A gives its input a
+gradient that fails torch's gradcheck. PEFT's Shira makes a sparse tensor of its parameters, which has no memory of its
+own for rows to belong to.
 """
 
 

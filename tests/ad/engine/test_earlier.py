@@ -65,3 +65,47 @@ def test_a_write_to_a_held_constant_moves_the_value_alone() -> None:
         held.mul_(2)  # as an average of weights is kept
         plane = jets.quadratic((w * held.sin()).sum())
     torch.testing.assert_close(plane.slope.view(3, 3), w.detach().sin())
+
+
+def _inner_gradient(w: Tensor) -> Tensor:
+    with torch.enable_grad():
+        x = torch.ones(3, dtype=F64, requires_grad=True)
+        (slope,) = torch.autograd.grad((w.t() @ x).sin().sum(), x, create_graph=True)
+    return slope.square().sum()
+
+
+def _recurrent(w: Tensor) -> Tensor:
+    h = torch.ones(1, 1, 3, dtype=F64)
+    return torch.gru(h, h[0][None], [w.repeat(3, 1), w.repeat(3, 1)], False, 1, 0.0, False, False, False)[0].sum()
+
+
+READS: dict[str, Callable[[Tensor], Tensor]] = {
+    "views of views": lambda w: (w.t()[1:].reshape(-1)[::2] * w.view(-1)[:3].unsqueeze(0).expand(2, 3)[1]).sum(),
+    "split": lambda w: torch.stack([part.sin().sum() for part in w.unbind(1)]).prod(),
+    "inside torch.func.grad": lambda w: torch.func.grad(lambda x: (w.t() @ x).sin().sum())(w[0].exp()).square().sum(),
+    "inside vmap": lambda w: torch.func.vmap(lambda x: (w.t() @ x).sin().sum())(torch.eye(3, dtype=F64)).square().sum(),
+    "a derivative inside": _inner_gradient,
+    "a checkpoint": lambda w: torch.utils.checkpoint.checkpoint(
+        lambda x: (x.t() @ x).sin(), w, use_reentrant=False
+    ).sum(),
+    "a recurrent layer": _recurrent,
+    "written to a buffer": lambda w: torch.zeros(3, 3, dtype=F64).copy_(w.t()).sin_().sum(),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_with_a_constant_in_its_memory_a_leaf_varies_as_ever(name: str) -> None:
+    w = _weight()
+    direction = torch.randn(2, 3, 3, dtype=F64)
+
+    def plane() -> jp.Quadratic:
+        with jp.perturb([w], [direction]) as jets:
+            return jets.quadratic(READS[name](w))
+
+    alone = plane()
+    held = w.detach()
+    shared = plane()
+    assert held is not None
+    assert alone.slope.abs().min() > 0
+    torch.testing.assert_close(shared.slope, alone.slope)
+    torch.testing.assert_close(shared.curvature, alone.curvature)

@@ -1,8 +1,8 @@
 """Constants that lie in a leaf's memory: what was detached from it before the pass began.
 
-Rows belong to storages, and ``target = weight.detach()`` shares the weight's. Made in a pass it is seen to be made; made
-before, as targets and caches are, it cannot be told from a view of the weight by where it lies. Backprop takes what has
-no graph for a constant, and so does a pass, where it was not made in that pass of what varies.
+Rows belong to storages, and ``target = weight.detach()`` shares the weight's. Made in a pass it is seen to be made;
+made before, as targets and caches are, it cannot be told from a view of the weight by where it lies. Backprop takes
+what has no graph for a constant, and so does a pass, where it was not made in that pass of what varies.
 """
 
 from __future__ import annotations

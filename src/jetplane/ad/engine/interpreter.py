@@ -69,7 +69,6 @@ class JetMode(_torch.DispatchMode):
     def seed(self, tensor: Tensor, seed: Seed) -> None:
         """Perturb a leaf."""
         self._sparse |= self.boundary.begins_late and seed.structured
-        self.earlier.begin(tensor)
         storage = tensor.untyped_storage()
         other = self._records.get(storage)
         if other is None:

@@ -41,6 +41,8 @@ transparent(
     "entmax.losses.SparsemaxBisectLossFunction",
     "entmax.losses.Entmax15LossFunction",
     "entmax.losses.EntmaxBisectLossFunction",
+    "pytorch_tabnet.sparsemax.SparsemaxFunction",
+    "pytorch_tabnet.sparsemax.Entmax15Function",
     "torchrl.modules.distributions.utils._SafeTanh",
     "torchrl.modules.distributions.utils._SafeTanhNoEps",
     "zuko.utils.AdaptiveCheckpointAdjoint",  # the solver's own steps; the adjoint gives the same within its tolerance

@@ -43,6 +43,7 @@ class Pass:
     def perturb(self, leaf: Leaf, label: str) -> None:
         """Let ``leaf``'s tensor vary along its directions."""
         if not is_shared_out(leaf.tensor):
+            self.mode.earlier.begin(leaf.tensor)
             self._seed(leaf.tensor, leaf, label)
             return
         groups.SEEN.inside_programs = True

@@ -79,7 +79,7 @@ class WatchMode(JetMode):
         self._probing = probing  # tangents are NaN or zero: what matters is where a mask of attention lets them pass
         self._parameters = parameters
         self._phase = phase
-        for tensor in parameters.tensors:
+        for tensor in () if parameters.wholes.any else parameters.tensors:
             self.earlier.begin(tensor)
         self._kinds: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # by storage
         self._changes: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()  # likewise
