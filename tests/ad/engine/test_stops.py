@@ -8,7 +8,7 @@ import numpy
 import pytest
 import torch
 import torch.nn.functional as F
-from test_guards import _seeded, right_or_refused
+from test_guards import _seeded
 from torch import Tensor
 
 import jetplane as jp
@@ -144,9 +144,7 @@ def test_what_is_given_perturbed_memory_by_data_is_a_constant(value: Callable[[T
 
 def test_a_zero_derivative_by_a_rule_that_detaches_is_a_zero() -> None:
     image, grid = randn(1, 1, 4, 4), randn(1, 2, 2, 2)
-    check_against_oracle(
-        lambda grid: F.grid_sample(image, grid * 1.3, mode="nearest", align_corners=True).sum(), grid
-    )
+    check_against_oracle(lambda grid: F.grid_sample(image, grid * 1.3, mode="nearest", align_corners=True).sum(), grid)
 
 
 def test_views_of_a_detached_tensor_are_detached_through_undeclared_views_too() -> None:
