@@ -120,6 +120,8 @@ def test_covers_means_that_each_element_is_there_once(place: Geometry, more: int
         (aten.transpose_.default, ["x", 0, 1], {}, ""),
         (aten.native_batch_norm.default, [*"xyzuv", True, 0.1, 1e-5], {}, "uv"),
         (aten.native_batch_norm.default, ["x", "y", "z", None, None, True, 0.1, 1e-5], {}, ""),
+        (aten.batch_norm.default, [*"xyzuv", True, 0.1, 1e-5, True], {}, "uv"),
+        (aten.instance_norm.default, [*"xyzuv", True, 0.1, 1e-5, True], {}, "uv"),
         (aten.index_put_.default, ["x", ["y"], "z"], {}, "x"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
 import re
@@ -104,13 +105,16 @@ def test_a_rate_and_a_decay_of_each_group(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_every_evaluation_sees_the_same_dropout_and_buffers_change_once(name: str) -> None:
+@pytest.mark.parametrize("around", [contextlib.nullcontext, torch.inference_mode])
+def test_every_evaluation_sees_the_same_dropout_and_buffers_change_once(name: str, around: Any) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 32), nn.BatchNorm1d(32), nn.Dropout(0.5), nn.Linear(32, 1)).to(F64)
     x = torch.randn(16, 6, dtype=F64)
-    opt = METHODS[name](model.parameters(), lr=0.0)
-    opt.step(lambda: model(x).square().mean())
+    opt = METHODS[name](model.parameters(), lr=0.0, eps=1e-5)
+    with around():
+        opt.step(lambda: model(x).square().mean())
     assert int(model[1].num_batches_tracked) == 1
+    torch.testing.assert_close(model[1].running_mean, 0.1 * model[0](x).detach().mean(0), rtol=0, atol=1e-4)
     # other masks would differ by about 1, over eps
     assert float(opt.report.slope.abs().max()) < 30
 

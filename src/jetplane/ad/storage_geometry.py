@@ -33,7 +33,10 @@ __all__ = [
 Geometry = tuple[tuple[int, ...], tuple[int, ...], int]  # shape, strides, offset
 
 # what these operations write, and the schemas of most of them do not declare
-_BATCH_NORMS = ("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "miopen_batch_norm")
+_BATCH_NORMS = (
+    *("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "miopen_batch_norm"),
+    *("batch_norm", "instance_norm", "_batch_norm_impl_index"),  # as they are in inference mode: not taken apart
+)
 _STATISTICS = ("running_mean", "running_var")
 
 

@@ -30,6 +30,7 @@ from .acceptance import Acceptance, Choice, chosen
 from .closures import Closures, Measured, as_closures
 from .fitting import Fitting
 from .moving import Moving, check_distinct, check_group, check_together, check_whole, labels, listed, moving_of
+from .reentry import outermost
 from .reports import LateReport, Report, Reports
 from .shared_out import check_shared_out
 from .slots import recall
@@ -212,6 +213,7 @@ class HyperplaneSearch(torch.optim.Optimizer):
         return self._report
 
     @_torch.apart_from_graphs
+    @outermost
     def step(  # type: ignore[override]
         self, closure: Any = None, *batch: Any, has_aux: bool = False, weight: Any = None
     ) -> Tensor:

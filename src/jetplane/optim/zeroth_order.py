@@ -41,6 +41,7 @@ from .moving import (
     moving_of,
     number_of,
 )
+from .reentry import outermost
 from .reports import Report, Reports
 
 __all__ = ["FZOO", "MeZO", "ZerothOrder"]
@@ -112,6 +113,7 @@ class ZerothOrder(torch.optim.Optimizer, ABC):
         return {**super().__getstate__(), "directions": self.directions, "eps": self.eps, "_report": None}
 
     @_torch.apart_from_graphs
+    @outermost
     @torch.no_grad()
     def step(self, closure: Any = None, *batch: Any, has_aux: bool = False) -> Tensor:  # type: ignore[override]
         """Take one step, and return the loss before it, or what stands for it."""

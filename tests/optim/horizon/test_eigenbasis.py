@@ -141,8 +141,8 @@ DEEP = {
     **{f"{norms} layer norms": partial(normed, nn.LayerNorm, norms) for norms in (1, 2, 4)},
     **{f"{norms} {name} norms of images": partial(images, norm, norms) for norms in (1, 2, 4) for name, norm in
        NORMS.items()},
-    **{f"{layers} encoder layers, norms {'first' if first else 'last'}": partial(encoder, layers, first) for layers in (1, 2)
-       for first in (False, True)},
+    **{f"{layers} encoder layers, norms {'first' if first else 'last'}": partial(encoder, layers, first)
+       for layers in (1, 2) for first in (False, True)},
 }  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from ...gradients import ForwardGradient
 from ...parallel.crew import Crew
 from ...solvers import Status
 from ..moving import listed, number_of
+from ..reentry import outermost
 from . import eigenbasis
 from .adam_step import PATH, Course, LookBack, MovingLeaf, Rules, clipped, fresh, look_back, take
 from .calls import LossCall, calls_of, cast, losses_of, mean_of
@@ -257,6 +258,7 @@ class HorizonAdam(torch.optim.Optimizer):
                 self._new.append(leaf)
 
     @_torch.apart_from_graphs
+    @outermost
     @torch.no_grad()
     def step(self, closure: Any = None, *batch: Any, has_aux: bool = False) -> Tensor:  # type: ignore[override]
         """Take one step, and return the mean loss before it.
