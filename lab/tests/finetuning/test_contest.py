@@ -43,14 +43,17 @@ def pretend(monkeypatch: pytest.MonkeyPatch, answers: dict[float, tuple[float, f
         ([(0.6, 0.5), (0.8, 0.7), (0.7, 0.1), (0.5, 0.9)], 1),  # accuracy counts
         ([(0.8, 0.5), (0.8, 0.4), (0.8, 0.6), (0.5, 0.1)], 1),  # among equals the loss
         ([(0.8, None), (0.8, 0.9), (0.5, None), (0.5, 0.1)], 1),  # one that is not finite is the largest
+        ([(0.5, 0.5), (0.6, 0.5), (0.7, 0.5), (0.8, 0.5)], 3),  # a larger one may be better still
     ],
 )
 def test_the_best_rate_is_chosen_and_trained_with_for_each_seed(
     answers: Sequence[tuple[float, float | None]], best: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rates = CONTESTANTS["adamw"].rates["all"]
-    asked = pretend(monkeypatch, dict(zip(rates, answers, strict=True)))
-    found = held(tmp_path).hold(["adamw"], ["all"], [4, 5])
+    asked, said = pretend(monkeypatch, dict(zip(rates, answers, strict=True))), list[str]()
+    found = held(tmp_path, said).hold(["adamw"], ["all"], [4, 5])
+    end = ", at the end of those that were tried" if best in (0, 3) else ""
+    assert said[0].startswith(f"all-adamw: {rates[best]:g} is the best rate{end} (1e-05: ")
     assert [(one.rate, one.seed, one.tested) for one in asked] == [
         *((rate, 4, False) for rate in rates),
         *((rates[best], seed, True) for seed in (4, 5)),

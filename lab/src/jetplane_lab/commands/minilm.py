@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import sys
 from pathlib import Path
 
@@ -58,17 +59,18 @@ def run(arguments: argparse.Namespace, out: Path) -> int:
 
 
 def write(folder: Path, out: Path) -> None:
-    """The table, as text, Markdown and on a page, and the figure, of all runs of a folder."""
+    """All runs of a folder as one file; the table, as text, Markdown and on a page, and the figure of them."""
     records = contest_table.records_of(folder)
     if not contest_table.grouped(records):
         return
+    files.write(out / "minilm.json", (json.dumps(records, allow_nan=False, indent=1) + "\n").encode())
     table = contest_table.table(records)
     files.write(out / "minilm.md", contest_table.as_markdown(table).encode())
     page = report.page([], title=table.title, after=[report.Chapter("All runs", "", [], [table])])
     files.write(out / "minilm.html", page.encode())
     print(f"{contest_table.as_text(table)}\n\ntable: {out / 'minilm.md'} and {out / 'minilm.html'}")
     contest_table.figure(records, out / "minilm.svg")
-    print(f"figure: {out / 'minilm.svg'}")
+    print(f"figure: {out / 'minilm.svg'}\nall runs: {out / 'minilm.json'}")
 
 
 def _say(line: str) -> None:

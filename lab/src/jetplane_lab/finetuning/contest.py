@@ -110,8 +110,10 @@ class Contest:
         found = [self._run(Entry(tried, kind, rate, seed, False, self.settings), budget) for rate in rates]
         best = max(found, key=lambda record: (record["validation"], -_loss(record)))
         shown = ", ".join(f"{record['entry']['rate']:g}: {record['validation']:.2%}" for record in found)
-        self.say(f"{kind}-{tried}: {best['entry']['rate']:g} is the best rate ({shown})")
-        return float(best["entry"]["rate"])
+        rate = float(best["entry"]["rate"])
+        end = ", at the end of those that were tried" if rate in (min(rates), max(rates)) else ""
+        self.say(f"{kind}-{tried}: {rate:g} is the best rate{end} ({shown})")
+        return rate
 
     def _run(self, entry: Entry, budget: float) -> Record:
         return run(entry, self.data, budget, self.folder, self.say, self.turns, self._counted)

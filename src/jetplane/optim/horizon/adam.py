@@ -422,7 +422,7 @@ class HorizonAdam(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """torch's, with the numbers of the path and the state of the estimate."""
         numbers = dict(zip(PATH, self._numbers.tolist(), strict=True))
-        slopes = self._forgetting.slopes.tolist()
+        slopes = self._forgetting.known.tolist()
         path = {"calls": self._calls, "evaluating": self._evaluating, "slopes": slopes, "begun": self._begun, **numbers}
         estimate = self.estimate.state_dict() if self._leaves else {}
         return {**super().state_dict(), "path": path, "estimate": estimate}
@@ -450,7 +450,7 @@ class HorizonAdam(torch.optim.Optimizer):
         self._calls, self._evaluating = path["calls"], path["evaluating"]
         self._crew.again()
         self._numbers.copy_(torch.tensor([path[name] for name in PATH], dtype=torch.float64, device="cpu"))
-        self._forgetting.slopes.copy_(torch.tensor(path["slopes"], dtype=torch.float64, device="cpu"))
+        self._forgetting.load(path["slopes"])
         if self._leaves:
             self.estimate.load_state_dict(state_dict["estimate"])
 
