@@ -89,8 +89,9 @@ class HorizonAdam(torch.optim.Optimizer):
     need statistics of the averaged parameters there, by ``torch.optim.swa_utils.update_bn``: forward passes, no more.
 
     Noise makes weights longer, and the longer those in front of a norm are, the less a step turns them. So weights are
-    pulled to zero as far as the path is noise (lead -1/2), the loss has not fallen yet and does not want them longer:
-    :class:`~jetplane.optim.horizon.forgetting.Forgetting`. ``forget`` multiplies that pull; 0 turns it off.
+    pulled back to their first length as far as the path is noise (lead -1/2), the loss has not fallen yet and does not
+    want them longer: :class:`~jetplane.optim.horizon.forgetting.Forgetting`. ``forget`` multiplies that pull; 0 turns
+    it off.
 
     ``lr`` multiplies the rate and the pull, and is there for schedulers: it is no rate, so one below 0.05 warns, once.
     ``rate=1e-3`` fixes the rate in place of finding it, also of a single group. ``clip`` bounds the norm of the

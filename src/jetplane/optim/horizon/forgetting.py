@@ -1,4 +1,4 @@
-"""A pull of the weights to zero that is as strong as the path is noisy, and spares the weights that the loss needs."""
+"""A pull of the weights back to their first length, as strong as the path is noisy, that spares what the loss needs."""
 
 from __future__ import annotations
 
