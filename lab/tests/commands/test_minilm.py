@@ -28,7 +28,8 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
 
 
 def asked(out: Path, *options: str) -> list[str]:
-    return ["reproduce", "minilm", "--quick", "--device", "cpu", "--epochs", "1", "--out", str(out), *options]
+    sizes = ["--epochs", "1", "--length", "7", "--batch", "4"]
+    return ["reproduce", "minilm", "--quick", "--device", "cpu", *sizes, "--out", str(out), *options]
 
 
 FEW = ("--methods", "mezo", "adamw-checkpointed", "--moving", "lora")
@@ -40,14 +41,15 @@ def test_table_page_figure_and_records(
     pytest.importorskip("matplotlib")
     monkeypatch.setattr("jetplane_lab.finetuning.contest.passes_of", lambda entry, data: 6.0)
     assert main(asked(tmp_path, *FEW)) == 0
-    assert tiny == [dataclasses.replace(contest.quick(Settings()), epochs=1)]
+    assert tiny == [dataclasses.replace(contest.quick(Settings()), epochs=1, length=7, batch=4)]
     shown = capsys.readouterr()
     assert "lora-mezo: " in shown.err and "is the best rate" in shown.err
     assert shown.out.splitlines()[0].startswith("moves  method") and "figure: " in shown.out
     names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"minilm", "minilm.md", "minilm.html", "minilm.svg"}
+    assert names == {"minilm", "minilm.json", "minilm.md", "minilm.html", "minilm.svg"}
     assert "| LoRA | MeZO |" in (tmp_path / "minilm.md").read_text()
     assert ">LoRA</td>" in (tmp_path / "minilm.html").read_text()
+    assert len(json.loads((tmp_path / "minilm.json").read_text())) == len(list((tmp_path / "minilm").glob("*.json")))
     record = json.loads(next((tmp_path / "minilm").glob("lora-mezo-*-seed-0.json")).read_text())
     assert {"torch", "device", "commit"} <= record["environment"].keys()
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "minilm").glob("*.json")}
@@ -86,6 +88,7 @@ def test_a_contest_that_is_stopped_says_how_it_goes_on(
         (["minilm", "--together"], "--together says nothing of minilm"),
         (["cnn", "--methods", "mezo"], "--methods says nothing of cnn; expected it with minilm"),
         (["beyond", "--texts", "imdb"], "--texts says nothing of beyond"),
+        (["cifar10", "--layers", "2"], "--layers says nothing of cifar10"),
         (["cnn", "--turns", "x"], "--turns says nothing of cnn; expected it with cifar10, minilm"),
         (["rosenbrock", "--rows", "x"], "--rows says nothing of rosenbrock"),
     ],

@@ -43,14 +43,17 @@ def pretend(monkeypatch: pytest.MonkeyPatch, answers: dict[float, tuple[float, f
         ([(0.6, 0.5), (0.8, 0.7), (0.7, 0.1), (0.5, 0.9)], 1),  # accuracy counts
         ([(0.8, 0.5), (0.8, 0.4), (0.8, 0.6), (0.5, 0.1)], 1),  # among equals the loss
         ([(0.8, None), (0.8, 0.9), (0.5, None), (0.5, 0.1)], 1),  # one that is not finite is the largest
+        ([(0.5, 0.5), (0.6, 0.5), (0.7, 0.5), (0.8, 0.5)], 3),  # a larger one may be better still
     ],
 )
 def test_the_best_rate_is_chosen_and_trained_with_for_each_seed(
     answers: Sequence[tuple[float, float | None]], best: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rates = CONTESTANTS["adamw"].rates["all"]
-    asked = pretend(monkeypatch, dict(zip(rates, answers, strict=True)))
-    found = held(tmp_path).hold(["adamw"], ["all"], [4, 5])
+    asked, said = pretend(monkeypatch, dict(zip(rates, answers, strict=True))), list[str]()
+    found = held(tmp_path, said).hold(["adamw"], ["all"], [4, 5])
+    end = ", at the end of those that were tried" if best in (0, 3) else ""
+    assert said[0].startswith(f"all-adamw: {rates[best]:g} is the best rate{end} (1e-05: ")
     assert [(one.rate, one.seed, one.tested) for one in asked] == [
         *((rate, 4, False) for rate in rates),
         *((rates[best], seed, True) for seed in (4, 5)),
@@ -87,10 +90,12 @@ def test_names_are_checked_before_anything_is_run(tmp_path: Path) -> None:
 
 
 def test_zeroth_order_has_the_passes_of_horizons_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contest, "passes_of", lambda entry, data: 7.5 if entry.method == "horizon" else 0.0)
+    monkeypatch.setattr(contest, "passes_of", lambda entry, data: 7.5 if entry.method == "horizon" else 2.0)
     assert held(tmp_path).budget("all") == 7.5 * 4  # steps of an epoch of 32 texts
-    (record,) = (one for one in held(tmp_path).hold(["mezo"], ["lora"], [0]) if one["entry"]["tested"])
+    said: list[str] = []
+    (record,) = (one for one in held(tmp_path, said).hold(["mezo"], ["lora"], [0]) if one["entry"]["tested"])
     assert record["steps"] == 15 and record["passes"] == 30.0
+    assert said.count("lora-mezo: counting the passes of a step") == 1, "for three rates"
     assert sorted(path.name for path in tmp_path.glob("*-choice.json")) == [
         f"lora-mezo-{rate}-seed-0-choice.json" for rate in ("0.0001", "0.001", "1e-05")
     ]
@@ -101,6 +106,25 @@ def test_a_quick_look_is_small_and_nothing_else(tmp_path: Path, monkeypatch: pyt
     assert few.layers == 1 and few.texts == 96 and few.rank == 3
     pytest.importorskip("tokenizers")
     folder = tiny_texts.place(tmp_path, monkeypatch)
-    data = contest.load(dataclasses.replace(few, texts=5, length=6), folder)
+    data = contest.load(dataclasses.replace(few, texts=5, batch=5, length=6), folder)
     assert [len(split) for split in (data.train, data.validation, data.test)] == [5, 5, 5]
     assert data.train.pieces.shape == (5, 6) and data.start.shape == tiny_texts.SHAPE
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"epochs": 0}, "epochs is 0; expected a whole number from 1 to inf"),
+        ({"length": 2}, "length is 2; expected a whole number from 3 to 12"),
+        ({"length": 13}, "length is 13; expected a whole number from 3 to 12"),
+        ({"batch": 6}, "batch is 6; expected a whole number from 1 to 5"),
+        ({"layers": 3}, "layers is 3; expected a whole number from 1 to 2"),
+    ],
+)
+def test_settings_that_no_run_can_have_are_refused(
+    settings: dict[str, int], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contest, "require_tokenizers", lambda: None)
+    folder = tiny_texts.place(tmp_path, monkeypatch)
+    with pytest.raises(ValueError, match=message):
+        contest.load(dataclasses.replace(Settings(length=6, batch=5, texts=5), **settings), folder)

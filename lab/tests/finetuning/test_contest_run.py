@@ -48,8 +48,9 @@ def test_a_record_says_what_was_done(tmp_path: Path) -> None:
     assert record["curve"][-1]["step"] == 4 and record["validation"] == record["curve"][-1]["validation"]
     assert record["held"] >= 4 * 4 * record["parameters"] and record["peak"] > record["held"]
     assert {"torch", "device", "commit"} <= record["environment"].keys()
+    assert " s a step, 0 minutes for the rest, at most" in said[0]
     assert said[-1].startswith("all-adamw-0.0003-seed-0: 4 of 4 steps, loss ")
-    assert made("adamw", tmp_path, said) == record and len(said) == len(record["curve"])  # it was not made again
+    assert made("adamw", tmp_path, said) == record and len(said) == 1 + len(record["curve"])  # it was not made again
 
 
 def test_without_tested_the_test_split_is_not_looked_at(tmp_path: Path) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import builtins
+import importlib.util
 import json
-from typing import Any
 
 import pytest
 import torch
 
 import tiny_texts
 from jetplane_lab.data.errors import DataError
+from jetplane_lab.finetuning import contest
 from jetplane_lab.finetuning.reviews import Review
 from jetplane_lab.finetuning.tokens import Texts, encode
 
@@ -31,14 +31,8 @@ def test_texts_move_together() -> None:
     assert there.pieces.device.type == there.good.device.type == "meta"
 
 
-def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = builtins.__import__
-
-    def missing(name: str, *rest: Any) -> Any:
-        if name.startswith("tokenizers"):
-            raise ImportError(name)
-        return before(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", missing)
-    with pytest.raises(DataError, match=r"texts need the package tokenizers; expected the extra 'text'"):
-        encode(VOCABULARY, [], 6)
+def test_without_the_package_nothing_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contest, "pretrained", pytest.fail)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(DataError, match=r"texts need the package tokenizers; expected it to be there, by: pip install"):
+        contest.load(tiny_texts.SETTINGS)

@@ -17,7 +17,7 @@ from .entry import Data, Entry, Settings
 from .reviews import reviews, split_by_hash
 from .run_files import Record, Say
 from .step_cost import passes_of
-from .tokens import encode
+from .tokens import encode, require_tokenizers
 from .turns_on_device import Turns
 
 __all__ = ["QUICK", "SEEDS", "Contest", "load", "quick"]
@@ -33,8 +33,18 @@ def quick(settings: Settings) -> Settings:
 
 def load(settings: Settings, data_dir: str | os.PathLike[str] | None = None) -> Data:
     """MiniLM and the splits, on the device."""
+    require_tokenizers()
     start = pretrained(data_dir)
     splits = split_by_hash(reviews(settings.source, data_dir))
+    layers, most = start.shape.layers, len(splits.train[: settings.texts])
+    for name, least, value, limit in (
+        ("epochs", 1, settings.epochs, math.inf),
+        ("length", 3, settings.length, start.shape.places),  # a word between two marks; a place for each piece
+        ("batch", 1, settings.batch, most),
+        ("layers", 1, layers if settings.layers is None else settings.layers, layers),
+    ):
+        if not least <= value <= limit:
+            raise ValueError(f"{name} is {value}; expected a whole number from {least} to {limit}")
     texts = (encode(start.vocabulary, split[: settings.texts], settings.length).to(settings.device) for split in splits)
     return Data(start, *texts)
 
@@ -53,6 +63,7 @@ class Contest:
     turns: Turns
     debug: bool = False
     failures: list[str] = dataclasses.field(default_factory=list)
+    _passes: dict[tuple[str, str], float] = dataclasses.field(default_factory=dict)  # of a step, by method and kind
 
     def hold(self, methods: Sequence[str], kinds: Sequence[str], seeds: Sequence[int]) -> list[Record]:
         """The tested records of these methods, for each seed; runs that the folder has are not run again."""
@@ -76,7 +87,15 @@ class Contest:
     def budget(self, kind: str) -> float:
         """The forward passes of a batch that HorizonAdam's run has."""
         entry = Entry("horizon", kind, 1.0, 0, True, self.settings)
-        return passes_of(entry, self.data) * (len(self.data.train) // self.settings.batch * self.settings.epochs)
+        return self._counted(entry, self.data) * (len(self.data.train) // self.settings.batch * self.settings.epochs)
+
+    def _counted(self, entry: Entry, data: Data) -> float:
+        """The passes of a step, which are the same for all rates and seeds."""
+        key = entry.method, entry.moving
+        if key not in self._passes:
+            self.say(f"{entry.moving}-{entry.method}: counting the passes of a step")
+            self._passes[key] = passes_of(entry, data)
+        return self._passes[key]
 
     def _rows(self, method: str, kind: str, seeds: Sequence[int], budget: float) -> list[Record]:
         rate = self._rate(method, kind, seeds[0], budget)
@@ -91,11 +110,13 @@ class Contest:
         found = [self._run(Entry(tried, kind, rate, seed, False, self.settings), budget) for rate in rates]
         best = max(found, key=lambda record: (record["validation"], -_loss(record)))
         shown = ", ".join(f"{record['entry']['rate']:g}: {record['validation']:.2%}" for record in found)
-        self.say(f"{kind}-{tried}: {best['entry']['rate']:g} is the best rate ({shown})")
-        return float(best["entry"]["rate"])
+        rate = float(best["entry"]["rate"])
+        end = ", at the end of those that were tried" if rate in (min(rates), max(rates)) else ""
+        self.say(f"{kind}-{tried}: {rate:g} is the best rate{end} ({shown})")
+        return rate
 
     def _run(self, entry: Entry, budget: float) -> Record:
-        return run(entry, self.data, budget, self.folder, self.say, self.turns)
+        return run(entry, self.data, budget, self.folder, self.say, self.turns, self._counted)
 
 
 def _loss(record: Record) -> float:

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,19 +32,29 @@ _PORTIONS = 18  # of a run: the rate falls from one to the next
 _LOOKS = 6  # at the validation split
 _CHUNK = 256  # texts evaluated together
 _CHECKPOINT_SECONDS = 30.0  # between two checkpoints, at least
+_TIMED_SECONDS = 60.0  # for the time of a step, about, where fewer steps take so long
 
 
-def run(entry: Entry, data: Data, budget: float, folder: Path, say: Say, turns: Turns) -> Record:
+def run(
+    entry: Entry,
+    data: Data,
+    budget: float,
+    folder: Path,
+    say: Say,
+    turns: Turns,
+    count: Callable[[Entry, Data], float] = passes_of,
+) -> Record:
     """The record of a run: that of the folder, or of training now. ``budget``: forward passes of a batch.
 
-    A run that was stopped goes on from its checkpoint, and ends with the numbers of one that was not.
+    A run that was stopped goes on from its checkpoint, and ends with the numbers of one that was not. ``count`` says
+    how many passes a step has.
     """
     at = RunFiles(entry, folder, say)
     found = at.record()
     if found is None:
         with arithmetic(entry.settings.tf32):
             with _drawing(entry):
-                passes = passes_of(entry, data)
+                passes = count(entry, data)
             with _drawing(entry):
                 found = _Run(entry, data, passes, budget, turns, at).record()
         at.write(found)
@@ -101,6 +111,8 @@ class _Run:
                     group["lr"] = self.entry.rate * (1 - (number - 1) / len(portions))
             running = self._train(part)
             done += len(part)
+            if number == 1:
+                self._say_how_long(done)
             if number in looks:
                 self._look(done, running)
             if number < len(portions):
@@ -170,6 +182,12 @@ class _Run:
         with self.contestant.guarded():
             return self.method.steps(self.losses, part)
 
+    def _say_how_long(self, done: int) -> None:
+        """After the first part, planning and compiling included."""
+        each = self.seconds / done
+        minutes = each * (len(self.batches) - done) / 60
+        self.at.say(f"{self.entry.name}: {each:.2g} s a step, {minutes:.0f} minutes for the rest, at most")
+
     def _look(self, done: int, running: float) -> None:
         accuracy, loss = self._evaluate(self.data.validation)
         self.curve.append(
@@ -200,8 +218,9 @@ class _Run:
 
     def _measured(self) -> Record:
         """What a step takes, with the device for itself: its time, and its peak with all that is held meanwhile."""
+        most = int(_TIMED_SECONDS * len(self.batches) / max(self.seconds, 1e-9))
         with self.turns.alone():
-            milliseconds = 1e3 * seconds_of(self._steps, self.batches, self.entry.settings.timed)
+            milliseconds = 1e3 * seconds_of(self._steps, self.batches, min(self.entry.settings.timed, max(1, most)))
             # two steps are a graph that is recorded only now, so that what it takes is seen
             peak, kind = peak_of(lambda: self._steps(self.batches[:2]), self.model, self.method, self.peak)
         return {"step_ms": milliseconds, "peak": peak, "peak_kind": kind}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from ..data.errors import DataError
 from .reviews import Review
 
-__all__ = ["Texts", "encode"]
+__all__ = ["Texts", "encode", "require_tokenizers"]
 
 
 class Texts(NamedTuple):
@@ -28,12 +29,16 @@ class Texts(NamedTuple):
         return Texts(self.pieces.to(device), self.good.to(device))
 
 
+def require_tokenizers() -> None:
+    """Raise where the package is not there, before anything is fetched."""
+    if importlib.util.find_spec("tokenizers") is None:
+        raise DataError("texts need the package tokenizers; expected it to be there, by: pip install tokenizers")
+
+
 def encode(vocabulary: bytes, reviews: Sequence[Review], length: int) -> Texts:
     """The first ``length`` word pieces of each text, with MiniLM's marks at begin and end."""
-    try:
-        from tokenizers import Tokenizer
-    except ImportError as error:
-        raise DataError("texts need the package tokenizers; expected the extra 'text' to be installed") from error
+    from tokenizers import Tokenizer
+
     tokenizer = Tokenizer.from_buffer(vocabulary)
     tokenizer.enable_truncation(length)
     tokenizer.enable_padding(length=length)

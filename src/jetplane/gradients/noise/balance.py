@@ -28,10 +28,11 @@ def lengths(unexplained: Tensor) -> Tensor:
     Example:
         >>> lengths(torch.tensor([16.0, 1.0]))
         tensor([0.7071, 1.4142])
-        >>> lengths(torch.zeros(2))
-        tensor([1., 1.])
+        >>> lengths(torch.zeros(2)), lengths(torch.tensor([-8e-3, 3e-5]))
+        (tensor([1., 1.]), tensor([1., 1.]))
     """
-    parts = unexplained.clamp_min(0)
+    chance = (-unexplained).max().clamp_min(0)  # R is never below zero but by chance, which goes as far above it
+    parts = torch.maximum(unexplained, chance)
     total = parts.sum()
     shares = torch.where(total > 0, parts / total, 1.0).clamp_min(_LEAST)
     logs = shares.log() / -4
