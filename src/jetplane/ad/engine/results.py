@@ -37,7 +37,8 @@ def refuse_results(func: Any, out: Any) -> None:
             continue
         if tensor.is_complex():
             raise complex_value(func)
-        refuse_layout(func, tensor)
+        if tensor.layout is not torch.strided or tensor.is_nested:
+            refuse_layout(func, tensor)
 
 
 def refuse_layout(func: Any, tensor: Tensor) -> None:

@@ -17,6 +17,7 @@ from ...ad.draws import draws
 from ...ad.engine.locate import call_site
 from ...errors import MissingRule
 from ..program.done import Done
+from ..program.parameters import pulled_back
 from ..program.watch import Path, Visit, at, functional, replaced
 from .adjoint import lookup
 
@@ -49,7 +50,8 @@ def vjp(delta: Any, done: Done, path: Path) -> Tensor:
         results = list(out) if isinstance(out, tuple | list) else [out]
         deltas = delta if isinstance(delta, list) else [delta]
         pairs = [(y, d) for y, d in zip(results, deltas, strict=False) if d is not None]
-        (found,) = torch.autograd.grad([y for y, _ in pairs], [leaf], [d for _, d in pairs])
+        (found,) = pulled_back([y for y, _ in pairs], [leaf], [d for _, d in pairs])
+    assert found is not None
     return found.detach()
 
 

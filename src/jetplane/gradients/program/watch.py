@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -56,6 +57,8 @@ class Visit:
     kwargs: Any
     variables: list[tuple[Path, Tensor]]
     parameters: list[tuple[Path, Tensor]]
+    step: Treatment  # the engine's, of the operation
+    written: list[Tensor]
 
 
 class Phase(Protocol):
@@ -149,18 +152,18 @@ class WatchMode(JetMode):
             self._phase.same(out, args[0])
             return out
         step = plan(func)
-        kind = _performed(step).kind
+        kind = step.kind if step.kind is not Kind.INPLACE else _performed(step).kind
         if kind is Kind.CONSTANT:
             out = super().__torch_dispatch__(func, types, args, kwargs)
             self._note_writes(func, args, kwargs)
             return out
-        if self._is_parametrisation(func, step, given, kinds):
+        if _VARIABLE not in kinds and self._is_parametrisation(func, step, given, kinds):
             return self._parametrised(func, args, kwargs)
-        if func in KERNELS and _PARAMETER in kinds:
+        if _PARAMETER in kinds and func in KERNELS:
             return self._unfused(func, args, kwargs)
         if kind is Kind.COMPOSITE and func not in _COPIES:
             return self._decomposed(step, func, args, kwargs)
-        return self._visit(func, types, args, kwargs, given, kinds)
+        return self._visit(step, func, types, args, kwargs, given, kinds)
 
     def _parametrised(self, func: Any, args: Any, kwargs: Any) -> Any:
         """An operation that makes a parameter of parameters."""
@@ -195,8 +198,12 @@ class WatchMode(JetMode):
                 self._changes[storage] = node, count + 1
             self._phase.wrote(tensor)
 
-    def _visit(self, func: Any, types: Any, args: Any, kwargs: Any, given: Any, kinds: list[str]) -> Any:
-        self._refuse_writes(func, args, kwargs)
+    def _visit(
+        self, step: Treatment, func: Any, types: Any, args: Any, kwargs: Any, given: Any, kinds: list[str]
+    ) -> Any:
+        targets = written(func, args, kwargs)
+        if targets:
+            self._refuse_writes(func, targets)
         variables: list[tuple[Path, Tensor]] = []
         parameters: list[tuple[Path, Tensor]] = []
         for one, kind in zip(given, kinds, strict=True):
@@ -204,21 +211,19 @@ class WatchMode(JetMode):
                 variables.append(one)
             elif kind == _PARAMETER:
                 parameters.append(one)
-        visit = Visit(self._nodes, func, args, kwargs, variables, parameters)
+        visit = Visit(self._nodes, func, args, kwargs, variables, parameters, step, targets)
         self._phase.before(self, visit)
         out = self._run(func, types, args, kwargs)
-        if plan(func).kind is Kind.VIEW:
+        if step.kind is Kind.VIEW:
             refuse_reinterpretation(func, (variables or parameters)[0][1].dtype, out)
         refuse_results(func, out)
-        self._mark(out, _VARIABLE)
-        for tensor in outputs(out):
-            self._changes[tensor.untyped_storage()] = self._nodes, 0
+        self._mark(out, _VARIABLE, (self._nodes, 0))
         self._nodes += 1
         self._phase.after(self, visit, out)
         return out
 
-    def _refuse_writes(self, func: Any, args: Any, kwargs: Any) -> None:
-        for tensor in written(func, args, kwargs):
+    def _refuse_writes(self, func: Any, targets: list[Tensor]) -> None:
+        for tensor in targets:
             if self._parameters.find(tensor) is not None and not self.is_stopped(tensor):
                 raise UnsupportedProgram(
                     f"{call_site(str(func))} writes into a parameter while its gradient is estimated; expected a "
@@ -226,7 +231,8 @@ class WatchMode(JetMode):
                 )
 
     def _run(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        if func in KERNELS and not self._tracked(args, kwargs) and drops(func, args, kwargs):
+        is_attention = func in KERNELS
+        if is_attention and not self._tracked(args, kwargs) and drops(func, args, kwargs):
             # with tangents the weights are dropped outside of the kernel, so they are without them too
             lifted = [Operand(args[0], None, None), *args[1:]]
             with self.above():
@@ -237,7 +243,7 @@ class WatchMode(JetMode):
             out = super().__torch_dispatch__(func, types, args, kwargs)
         finally:
             self._quiet = False
-        if self._probing and func in KERNELS:
+        if self._probing and is_attention:
             with self.above():
                 self._lose(out[0], args[:3], options_of(func, args, kwargs))
         return out
@@ -311,16 +317,21 @@ class WatchMode(JetMode):
             self._parameters.check_whole(tensor)
         return self._kinds.get(storage, _DATA)
 
-    def _mark(self, out: Any, kind: str) -> None:
+    def _mark(self, out: Any, kind: str, change: tuple[int, int] | None = None) -> None:
+        """Enter what the results are, and what has last touched their memory, if it was a node."""
+        places = self._parameters.places
         for tensor in outputs(out):
-            if self._parameters.find(tensor) is None:
+            storage = tensor.untyped_storage()
+            if change is not None:
+                self._changes[storage] = change
+            if storage not in places or self._parameters.find(tensor) is None:
                 # complex numbers of parameters alone are differentiated with what is made of them
                 differentiable = tensor.is_floating_point() or (kind == _PARAMETER and tensor.is_complex())
-                self._kinds[tensor.untyped_storage()] = kind if differentiable or kind == _BORN else _BORN
+                self._kinds[storage] = kind if differentiable or kind == _BORN else _BORN
 
     def _is_parametrisation(self, func: Any, step: Treatment, given: Any, kinds: list[str]) -> bool:
         """Whether the result is made of parameters alone, or of them and constants that are as good as numbers."""
-        if _VARIABLE in kinds or (step.writes and not self._is_made(given[0][1], kinds[0])):
+        if step.writes and not self._is_made(given[0][1], kinds[0]):
             return False
         tensors = [tensor for _, tensor in given]
         if all(tensor.ndim == 0 for tensor, kind in zip(tensors, kinds, strict=True) if kind != _PARAMETER):
@@ -392,20 +403,16 @@ def replaced(path: Path, args: Any, kwargs: Any, value: Any) -> tuple[list[Any],
 
 def _tensors(args: Any, kwargs: Any) -> list[tuple[Path, Tensor]]:
     found: list[tuple[Path, Tensor]] = []
-    for index, value in enumerate(args):
-        if isinstance(value, Tensor):  # as nearly always
-            found.append(((index,), value))
-        elif isinstance(value, _SEVERAL):
-            _collect_tensors((index,), value, found)
-    for name, value in kwargs.items():
-        _collect_tensors((name,), value, found)
+    _collect_tensors((), enumerate(args), found)
+    if kwargs:
+        _collect_tensors((), kwargs.items(), found)
     return found
 
 
-def _collect_tensors(path: Path, value: Any, found: list[tuple[Path, Tensor]]) -> None:
+def _collect_tensors(path: Path, values: Iterable[tuple[int | str, Any]], found: list[tuple[Path, Tensor]]) -> None:
     # not a function inside the other: one that calls itself is a cycle, which would keep the tensors alive
-    if isinstance(value, Tensor):
-        found.append((path, value))
-    elif isinstance(value, _SEVERAL):
-        for index, item in enumerate(value):
-            _collect_tensors((*path, index), item, found)
+    for place, value in values:
+        if isinstance(value, Tensor):
+            found.append(((*path, place), value))
+        elif isinstance(value, _SEVERAL):
+            _collect_tensors((*path, place), enumerate(value), found)
