@@ -102,7 +102,9 @@ def test_parts_give_the_numbers_of_the_whole(
 
 
 @pytest.mark.usefixtures("traced")
-@pytest.mark.parametrize(("make", "batch"), [(network, (X, Y)), (recurrent, (WORDS, Y))])
+@pytest.mark.parametrize(
+    ("make", "batch"), [(network, (X, Y)), pytest.param(recurrent, (WORDS, Y), marks=pytest.mark.slow)]
+)
 def test_compiled_parts_give_the_numbers_of_the_whole(
     make: Callable[[], nn.Module], batch: tuple[Tensor, Tensor]
 ) -> None:
@@ -150,8 +152,13 @@ def with_aux(model: nn.Module) -> Callable[..., Any]:
 
 
 @pytest.mark.usefixtures("traced")
-@pytest.mark.parametrize("compile", [False, True])
-@pytest.mark.parametrize("kind", [jp.ForwardGradient, HorizonAdam])
+@pytest.mark.parametrize(
+    ("kind", "compile"),
+    [
+        *((jp.ForwardGradient, False), (jp.ForwardGradient, True), (HorizonAdam, False)),
+        pytest.param(HorizonAdam, True, marks=pytest.mark.slow),
+    ],
+)
 def test_aux_of_all_parts_is_that_of_the_whole(kind: Any, compile: bool) -> None:
     """Of batches in dicts, which are other ones at each call."""
     found = []
@@ -176,17 +183,17 @@ def test_aux_of_all_parts_is_that_of_the_whole(kind: Any, compile: bool) -> None
 
 
 @pytest.mark.usefixtures("traced")
-@pytest.mark.parametrize("compile", [False, True])
 @pytest.mark.parametrize(
-    "beside",
+    ("beside", "compile"),
     [
-        lambda z, y: (z.argmax(1) == y).sum(),
-        lambda z, y: {"mean": z.mean(), "z": z},
-        lambda z, y: z.T,
-        lambda z, y: len(z),
-        lambda z, y: 0.5,
+        (lambda z, y: (z.argmax(1) == y).sum(), False),
+        (lambda z, y: {"mean": z.mean(), "z": z}, False),
+        (lambda z, y: {"mean": z.mean(), "z": z}, True),
+        (lambda z, y: z.T, False),
+        (lambda z, y: len(z), False),
+        (lambda z, y: 0.5, False),
     ],
-    ids=["sum", "mean", "other axis", "count", "constant"],
+    ids=["sum", "mean", "mean, compiled", "other axis", "count", "constant"],
 )
 def test_aux_that_is_no_samples_is_that_of_the_whole(beside: Callable[[Tensor, Tensor], Any], compile: bool) -> None:
     """Which is then taken whole: whether a number is a sum or a mean of something, nobody can tell."""
@@ -227,7 +234,7 @@ def test_aux_that_is_no_samples_any_more_is_taken_whole() -> None:
     torch.testing.assert_close(*grads, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("samples", [11, 7])
+@pytest.mark.parametrize("samples", [7, pytest.param(11, marks=pytest.mark.slow)])
 def test_the_last_part_may_be_smaller(samples: int, caplog: pytest.LogCaptureFixture) -> None:
     """A prime number of samples, too, has the numbers of the whole in parts, with what is learned."""
     found = []

@@ -18,7 +18,7 @@ from ...ad.engine.locate import call_site
 from ...errors import MissingRule
 from ..program.done import Done
 from ..program.parameters import pulled_back
-from ..program.watch import Path, Visit, at, functional, replaced
+from ..program.watch import Path, Visit, at, replaced
 from .adjoint import lookup
 
 __all__ = ["check", "product", "vjp"]
@@ -57,7 +57,7 @@ def vjp(delta: Any, done: Done, path: Path) -> Tensor:
 
 def check(visit: Visit, names: str) -> None:
     """Raise if the gradient of a parameter of an operation is not known, and autograd does not know it either."""
-    func = functional(visit.func)
+    func = visit.functional
     found = lookup(func)
     unknown = [path for path, _ in visit.parameters if found.product_to(path) is None]
     if not unknown:

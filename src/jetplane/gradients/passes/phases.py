@@ -24,7 +24,7 @@ from ..plan.own_weights import OwnWeights
 from ..program.done import Done
 from ..program.layout import Grid
 from ..program.parameters import Gradients
-from ..program.watch import Path, Visit, WatchMode, at, functional, replaced
+from ..program.watch import Path, Visit, WatchMode, at, replaced
 from ..program.writes import Writes
 
 __all__ = ["Collector", "Injector"]
@@ -85,7 +85,7 @@ class _Follower:
         return replaced(path, visit.args, visit.kwargs, visit.args[0].clone())
 
     def _done(self, visit: Visit, out: Any) -> Done:
-        return Done(functional(visit.func), *self._before.pop(visit.number), out)
+        return Done(visit.functional, *self._before.pop(visit.number), out)
 
     def _mask(self, group: LayerGroup, number: int, done: Done) -> Tensor | None:
         """Where the layers of a site reach the result of one of its nodes; None for everywhere."""

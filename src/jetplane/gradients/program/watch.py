@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, Protocol
 
 import torch
@@ -34,6 +35,7 @@ __all__ = [
     "Visit",
     "WatchMode",
     "at",
+    "broadcast",
     "functional",
     "outputs",
     "replaced",
@@ -58,6 +60,7 @@ class Visit:
     variables: list[tuple[Path, Tensor]]
     parameters: list[tuple[Path, Tensor]]
     step: Treatment  # the engine's, of the operation
+    functional: Any  # the operation, or that which it performs in place
     written: list[Tensor]
 
 
@@ -211,7 +214,8 @@ class WatchMode(JetMode):
                 variables.append(one)
             elif kind == _PARAMETER:
                 parameters.append(one)
-        visit = Visit(self._nodes, func, args, kwargs, variables, parameters, step, targets)
+        made = step.functional if step.kind is Kind.INPLACE else func
+        visit = Visit(self._nodes, func, args, kwargs, variables, parameters, step, made, targets)
         self._phase.before(self, visit)
         out = self._run(func, types, args, kwargs)
         if step.kind is Kind.VIEW:
@@ -347,8 +351,19 @@ class WatchMode(JetMode):
 
 def _is_as_large(tensors: list[Tensor], kinds: list[str]) -> bool:
     """Whether the result of an elementwise operation is as large as one of its parameters."""
-    whole = torch.broadcast_shapes(*(tensor.shape for tensor in tensors))
+    whole = broadcast(tensor.shape for tensor in tensors)
     return any(tensor.shape == whole for tensor, kind in zip(tensors, kinds, strict=True) if kind == _PARAMETER)
+
+
+def broadcast(shapes: Iterable[Sequence[int]]) -> tuple[int, ...]:
+    """The shape of what is made of tensors of these shapes, entry by entry; torch's own imports its symbolic shapes.
+
+    Example:
+        >>> broadcast([(4, 1), (3,), (2, 1, 1)])
+        (2, 4, 3)
+    """
+    axes = zip_longest(*(tuple(shape)[::-1] for shape in shapes), fillvalue=1)
+    return tuple(next((size for size in sizes if size != 1), 1) for sizes in axes)[::-1]
 
 
 def _lost(rows: list[Tensor | None], allowed: Tensor, shared: int) -> Tensor:
