@@ -80,24 +80,31 @@ def after(calls: int, model: nn.Module, losses: Losses, *batch: Any, **options: 
     return [loss, *(p.grad for p in model.parameters() if p.grad is not None), *(learned[key] for key in learned)]
 
 
-@pytest.mark.parametrize(("make", "batch"), [(network, (X, Y)), (recurrent, (WORDS, Y))])
+@pytest.mark.parametrize(
+    ("make", "batch", "memories"), [(network, (X, Y), ("100 kB", "60 kB")), (recurrent, (WORDS, Y), ("60 kB",))]
+)
 def test_parts_give_the_numbers_of_the_whole(
-    make: Callable[[], nn.Module], batch: tuple[Tensor, Tensor], caplog: pytest.LogCaptureFixture
+    make: Callable[[], nn.Module],
+    batch: tuple[Tensor, Tensor],
+    memories: tuple[str, ...],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """With what is learned from them, also once noise is balanced, which takes 20 calls."""
     found = []
-    for memory in (None, "100 kB", "30 kB"):
+    for memory in (None, *memories):
         model = make()
         with caplog.at_level(logging.INFO, "jetplane"):
             found.append(after(21, model, classify(model), *batch, memory=memory))
-    assert len([line for line in caplog.messages if "in 2 parts" in line or "in 3 parts" in line]) <= 1
-    assert len({line for line in caplog.messages if "a batch of 12 samples is taken in" in line}) == 2
+    lines = {line for line in caplog.messages if "a batch of 12 samples is taken in" in line}
+    assert len(lines) == len(memories)
     for other in found[1:]:
         torch.testing.assert_close(other, found[0], rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.usefixtures("traced")
-@pytest.mark.parametrize(("make", "batch"), [(network, (X, Y)), (recurrent, (WORDS, Y))])
+@pytest.mark.parametrize(
+    ("make", "batch"), [(network, (X, Y)), pytest.param(recurrent, (WORDS, Y), marks=pytest.mark.slow)]
+)
 def test_compiled_parts_give_the_numbers_of_the_whole(
     make: Callable[[], nn.Module], batch: tuple[Tensor, Tensor]
 ) -> None:
@@ -145,8 +152,13 @@ def with_aux(model: nn.Module) -> Callable[..., Any]:
 
 
 @pytest.mark.usefixtures("traced")
-@pytest.mark.parametrize("compile", [False, True])
-@pytest.mark.parametrize("kind", [jp.ForwardGradient, HorizonAdam])
+@pytest.mark.parametrize(
+    ("kind", "compile"),
+    [
+        *((jp.ForwardGradient, False), (jp.ForwardGradient, True), (HorizonAdam, False)),
+        pytest.param(HorizonAdam, True, marks=pytest.mark.slow),
+    ],
+)
 def test_aux_of_all_parts_is_that_of_the_whole(kind: Any, compile: bool) -> None:
     """Of batches in dicts, which are other ones at each call."""
     found = []
@@ -171,17 +183,17 @@ def test_aux_of_all_parts_is_that_of_the_whole(kind: Any, compile: bool) -> None
 
 
 @pytest.mark.usefixtures("traced")
-@pytest.mark.parametrize("compile", [False, True])
 @pytest.mark.parametrize(
-    "beside",
+    ("beside", "compile"),
     [
-        lambda z, y: (z.argmax(1) == y).sum(),
-        lambda z, y: {"mean": z.mean(), "z": z},
-        lambda z, y: z.T,
-        lambda z, y: len(z),
-        lambda z, y: 0.5,
+        (lambda z, y: (z.argmax(1) == y).sum(), False),
+        (lambda z, y: {"mean": z.mean(), "z": z}, False),
+        (lambda z, y: {"mean": z.mean(), "z": z}, True),
+        (lambda z, y: z.T, False),
+        (lambda z, y: len(z), False),
+        (lambda z, y: 0.5, False),
     ],
-    ids=["sum", "mean", "other axis", "count", "constant"],
+    ids=["sum", "mean", "mean, compiled", "other axis", "count", "constant"],
 )
 def test_aux_that_is_no_samples_is_that_of_the_whole(beside: Callable[[Tensor, Tensor], Any], compile: bool) -> None:
     """Which is then taken whole: whether a number is a sum or a mean of something, nobody can tell."""
@@ -222,7 +234,7 @@ def test_aux_that_is_no_samples_any_more_is_taken_whole() -> None:
     torch.testing.assert_close(*grads, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("samples", [11, 7])
+@pytest.mark.parametrize("samples", [7, pytest.param(11, marks=pytest.mark.slow)])
 def test_the_last_part_may_be_smaller(samples: int, caplog: pytest.LogCaptureFixture) -> None:
     """A prime number of samples, too, has the numbers of the whole in parts, with what is learned."""
     found = []

@@ -7,6 +7,7 @@ strides and offset. An element is known by its place in the storage, offset + su
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -26,6 +27,7 @@ __all__ = [
     "place",
     "span",
     "storage_order",
+    "strided",
     "version_of",
     "written",
 ]
@@ -234,6 +236,27 @@ def _digits(distance: int, axes: list[tuple[int, int]]) -> list[int]:
         digit, distance = divmod(distance, stride)
         digits.append(digit)
     return [*digits, distance]
+
+
+def strided(values: Iterable[Any]) -> list[Tensor]:
+    """The tensors in a memory of their own among some values, in lists and dicts too.
+
+    By hand: torch's trees take longer than a small operation.
+
+    Example:
+        >>> strided([1.0, (torch.ones(1), {"x": torch.zeros(1)})])
+        [tensor([1.]), tensor([0.])]
+    """
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            if value.layout is torch.strided:
+                found.append(value)
+        elif isinstance(value, list | tuple):
+            found += strided(value)
+        elif isinstance(value, dict) and value:
+            found += strided(value.values())
+    return found
 
 
 def written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:

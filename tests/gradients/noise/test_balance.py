@@ -34,6 +34,8 @@ def test_small_differences_of_what_is_not_predicted_stay_small(small: float) -> 
     moved = lengths(parts + torch.tensor([0.0, 0.0, 1e-9], dtype=torch.float64)) / lengths(parts) - 1
     assert float(moved.abs().max()) < 20e-9
     assert float(lengths(parts).max() / lengths(parts).min()) < 3.2
+
+
 def test_what_is_no_larger_than_chance_makes_no_difference() -> None:
     """Six sites of adapters whose derivative is next to nothing: the one above zero was taken for all there is."""
     seen = torch.tensor([-1.11e-3, -5.76e-4, -8.04e-3, -4.6e-4, 2.97e-5, -7.49e-3])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import Tensor
@@ -48,3 +51,17 @@ def test_bad_params() -> None:
     ):
         with pytest.raises(error, match=message):
             jp.forward_gradient(lambda: w.sum(1), params)
+
+
+@pytest.mark.slow
+def test_a_first_gradient_imports_no_symbolic_shapes() -> None:
+    """Which torch does where it is handed gradients: for an embedding of constants, made of parameters alone."""
+    program = """
+import sys, torch, jetplane as jp
+table, head = torch.nn.Embedding(4, 3), torch.nn.Linear(3, 2)
+losses = lambda x: head(x + table(torch.arange(4))).square().sum((1, 2))
+jp.forward_gradient(losses, [*table.parameters(), *head.parameters()], torch.randn(5, 4, 3))
+assert table.weight.grad is not None and "sympy" not in sys.modules, "sympy was imported"
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

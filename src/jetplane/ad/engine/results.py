@@ -29,7 +29,7 @@ def refuse_reinterpretation(func: Any, dtype: torch.dtype, out: Any) -> None:
 def refuse_results(func: Any, out: Any) -> None:
     """Raise where a result that varies is no strided tensor."""
     for tensor in out if isinstance(out, list | tuple) else [out]:
-        if isinstance(tensor, Tensor):
+        if isinstance(tensor, Tensor) and (tensor.layout is not torch.strided or tensor.is_nested):
             refuse_layout(func, tensor)
 
 

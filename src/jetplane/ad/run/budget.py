@@ -26,6 +26,7 @@ from torch.overrides import TorchFunctionMode
 
 from .. import _torch
 from ..algebra.jet import Jet, PairSet
+from ..storage_geometry import strided
 from .passes import Chunk, chunks
 from .replay import Replay
 
@@ -156,7 +157,7 @@ class _Storages(_torch.DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        given = {id(tensor.untyped_storage()) for tensor in _tensors((args, kwargs))}
+        given = {id(tensor.untyped_storage()) for tensor in _tensors(args, kwargs)}
         for tensor in _tensors(out):
             storage = tensor.untyped_storage()
             if storage in self.numbers or id(storage) in given:
@@ -193,12 +194,8 @@ class _Values(TorchFunctionMode):
         return out
 
 
-def _tensors(tree: Any) -> list[Tensor]:
-    return [
-        leaf
-        for leaf in _torch.pytree.tree_leaves(tree)
-        if isinstance(leaf, Tensor) and leaf.layout is torch.strided and not _torch.is_functorch_wrapper(leaf)
-    ]
+def _tensors(*values: Any) -> list[Tensor]:
+    return [tensor for tensor in strided(values) if not _torch.is_functorch_wrapper(tensor)]
 
 
 # -- how many directions fit ------------------------------------------------------------------------------------------

@@ -18,10 +18,8 @@ from torch import Tensor
 
 from .. import _torch, _torch_distributed
 from ..engine.interpreter import JetMode
-from ..storage_geometry import written
+from ..storage_geometry import strided, written
 from .rebound import Rebound
-
-_SEVERAL = (list, tuple)
 
 
 class _Random(NamedTuple):
@@ -181,11 +179,12 @@ class _Writes(_torch.DispatchMode):
             if tensor.layout is torch.strided:
                 self._save(tensor.untyped_storage())
         out = func(*args, **kwargs)
-        given: list[Any] | None = None
-        for storage in _storages((out,)):
-            if storage not in self._born:
-                given = list(_storages((args, kwargs))) if given is None else given
-                if not any(storage is one for one in given):
+        new = [tensor for tensor in strided((out,)) if tensor.untyped_storage() not in self._born]
+        if new:
+            given = {id(tensor.untyped_storage()) for tensor in strided((args, kwargs))}
+            for tensor in new:
+                storage = tensor.untyped_storage()
+                if id(storage) not in given:
                     self._born[storage] = True
         return out
 
@@ -194,15 +193,3 @@ def _put_back(storage: Any, contents: Any) -> None:
     """What a storage held, unless it was freed since: what FSDP gathers for a use is gathered anew."""
     if storage.nbytes() == contents.nbytes():
         storage.copy_(contents)
-
-
-def _storages(values: Iterable[Any]) -> Iterator[Any]:
-    """Those of all strided tensors. By hand: torch's trees take longer than a small operation."""
-    for value in values:
-        if isinstance(value, Tensor):
-            if value.layout is torch.strided:
-                yield value.untyped_storage()
-        elif isinstance(value, _SEVERAL):
-            yield from _storages(value)
-        elif isinstance(value, dict):
-            yield from _storages(value.values())

@@ -17,7 +17,8 @@ from ...ad.draws import draws
 from ...ad.engine.locate import call_site
 from ...errors import MissingRule
 from ..program.done import Done
-from ..program.watch import Path, Visit, any_complex, at, functional, replaced
+from ..program.parameters import pulled_back
+from ..program.watch import Path, Visit, any_complex, at, replaced
 from .adjoint import lookup
 
 __all__ = ["check", "product", "vjp"]
@@ -50,13 +51,14 @@ def vjp(delta: Any, done: Done, path: Path) -> Tensor:
         results = list(out) if isinstance(out, tuple | list) else [out]
         deltas = delta if isinstance(delta, list) else [delta]
         pairs = [(y, d) for y, d in zip(results, deltas, strict=False) if d is not None]
-        (found,) = torch.autograd.grad([y for y, _ in pairs], [leaf], [d for _, d in pairs])
+        (found,) = pulled_back([y for y, _ in pairs], [leaf], [d for _, d in pairs])
+    assert found is not None
     return found.detach()
 
 
 def check(visit: Visit, names: str) -> None:
     """Raise if the gradient of a parameter of an operation is not known, and autograd does not know it either."""
-    func = functional(visit.func)
+    func = visit.functional
     found = lookup(func)
     unknown = [path for path, _ in visit.parameters if found.product_to(path) is None]
     if not unknown:

@@ -9,9 +9,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ...ad.algebra.registry import Kind
-from ...ad.algebra.registry import plan as engine_plan
-from ...ad.storage_geometry import version_of, written
+from ...ad.algebra.registry import Kind, derived
+from ...ad.storage_geometry import version_of
 from ...errors import UnsupportedProgram
 from ..adjoints import default
 from ..adjoints.adjoint import INPUTS, RESULT, Adjoint, find, lookup
@@ -25,7 +24,7 @@ from ..plan.own_weights import OwnWeights
 from ..program.done import Done
 from ..program.layout import Grid
 from ..program.parameters import Gradients
-from ..program.watch import Path, Visit, WatchMode, as_real, at, functional, replaced
+from ..program.watch import Path, Visit, WatchMode, as_real, at, replaced
 from ..program.writes import Writes
 
 __all__ = ["Collector", "Injector"]
@@ -67,7 +66,7 @@ class _Follower:
         number, keys = visit.number, self._plan.keys
         if number >= len(keys) or keys[number] != signature(mode, visit):
             raise Changed
-        for tensor in written(visit.func, visit.args, visit.kwargs):
+        for tensor in visit.written:
             self._writes.note(tensor)
         if self._follows(number):
             self._before = {number: self._arguments(visit)}
@@ -77,7 +76,7 @@ class _Follower:
 
     def _arguments(self, visit: Visit) -> tuple[Any, Any]:
         """The arguments; what the operation is about to overwrite, and is needed later, as a copy."""
-        if engine_plan(visit.func).kind is not Kind.INPLACE:
+        if visit.step.kind is not Kind.INPLACE:
             return visit.args, visit.kwargs
         path: Path = (0,)
         found = find(visit.func, path)
@@ -86,7 +85,7 @@ class _Follower:
         return replaced(path, visit.args, visit.kwargs, visit.args[0].clone())
 
     def _done(self, visit: Visit, out: Any) -> Done:
-        return Done(functional(visit.func), *self._before.pop(visit.number), out)
+        return Done(visit.functional, *self._before.pop(visit.number), out)
 
     def _mask(self, group: LayerGroup, number: int, done: Done) -> Tensor | None:
         """Where the layers of a site reach the result of one of its nodes; None for everywhere."""
@@ -100,7 +99,7 @@ class _Follower:
     def _mask_of_arguments(self, group: LayerGroup, number: int, done: Done) -> Tensor | None:
         masks = [
             found.alive(self._alive.get(link.source), done, link.path)  # of no node of it: everywhere
-            for link, found in _rules(group, number, done)
+            for link, found in _rules(done.func, group.links.get(number, ()))
         ]
         known = [mask for mask in masks if mask is not None]
         if len(known) < len(masks):
@@ -134,7 +133,7 @@ class _Follower:
             self._refuse_overwritten(done, watched, self._versions.get(number, []))
             if first is None:
                 self._let_go(number)
-            rules = _rules(group, number, done)
+            rules = _rules(done.func, group.links.get(number, ()))
             if any(found.parts for _, found in rules):
                 here: Any = [deltas.pop((number, output), None) for output in range(len(done.out))]
             else:
@@ -459,9 +458,10 @@ def _weighted(site: Site, rows: Tensor, numbers: Tensor) -> Tensor:
     return Grid(site.layout, site.tokens).weighted(rows, numbers)
 
 
-def _rules(group: LayerGroup, number: int, done: Done) -> list[tuple[Link, Adjoint]]:
+@derived
+def _rules(func: Any, links: tuple[Link, ...]) -> list[tuple[Link, Adjoint]]:
     """The arguments of a node in its group, each with how to pull back to it."""
-    rules = [(link, find(done.func, link.path)) for link in group.links.get(number, ())]
+    rules = [(link, find(func, link.path)) for link in links]
     return [(link, found) for link, found in rules if found.known]
 
 

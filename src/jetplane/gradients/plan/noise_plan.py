@@ -30,18 +30,21 @@ def signature(mode: WatchMode, visit: Visit) -> tuple[Any, ...]:
     """What has to be equal for a node to be the same node: all but the numbers, which may be data."""
     # lists, for the frames of generators would take as long as all else: this is asked of each node in each pass
     variables = tuple([(path, t.shape, t.dtype, mode.origin(t)) for path, t in visit.variables])
-    parameters = tuple([(path, t.shape, t.dtype, mode.number(t)) for path, t in visit.parameters])
-    settings = _settings(visit.args), _settings(visit.kwargs.values())
+    parameters = (
+        tuple([(path, t.shape, t.dtype, mode.number(t)) for path, t in visit.parameters]) if visit.parameters else ()
+    )
+    settings = _settings(visit.args), _settings(visit.kwargs.values()) if visit.kwargs else ()
     return visit.func, variables, parameters, *settings, is_opaque(visit.func, visit.args, visit.kwargs)
 
 
 def _settings(values: Any) -> tuple[Any, ...]:
-    return tuple(
-        [
-            None if isinstance(value, _DATA) else _settings(value) if isinstance(value, _SEVERAL) else value
-            for value in values
-        ]
-    )
+    found: list[Any] = []
+    for value in values:
+        if isinstance(value, _DATA):
+            found.append(None)
+        else:
+            found.append(_settings(value) if isinstance(value, _SEVERAL) else value)
+    return tuple(found)
 
 
 @dataclass(eq=False)
@@ -113,11 +116,10 @@ class Site:
     coupled: bool = False  # whether other samples' losses depend on a sample's entries, there or at its layers
     tokens: Layout | None = None  # where the tokens of the loss's input lie here, too
     reach: Tensor | None = None  # (T or 1, T): whether a token of it, or all of it, reaches a token; None: may be any
+    end: int = field(init=False)  # the node behind which noise enters
 
-    @property
-    def end(self) -> int:
-        """The node behind which noise enters."""
-        return self.group.nodes[-1]
+    def __post_init__(self) -> None:
+        self.end = self.group.nodes[-1]
 
 
 @dataclass(frozen=True, eq=False)

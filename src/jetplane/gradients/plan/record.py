@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from ...ad import _torch
-from ...ad.algebra.registry import plan as engine_plan
 from ...ad.draws import draws
 from ...ad.engine.locate import call_site
 from ...errors import UnsupportedProgram
@@ -103,7 +102,7 @@ class Recorder:
         node = self.graph.nodes[visit.number]
         tensors = outputs(out)
         variable = [tensor for tensor in tensors if tensor.is_floating_point() or tensor.is_complex()]
-        if engine_plan(visit.func).writes:
+        if visit.step.writes:
             for tensor in variable:
                 self.graph.wrote(tensor)
         if variable:

@@ -18,7 +18,7 @@ from ...ad.run.passes import check_leaf
 from ...ad.storage_geometry import geometry, inside, overlap, place, span
 from ...errors import UnsupportedProgram
 
-__all__ = ["Gradients", "Parameters", "accumulate", "local_derivative"]
+__all__ = ["Gradients", "Parameters", "accumulate", "local_derivative", "pulled_back"]
 
 _inside = lru_cache(1024)(inside)  # the same views of a weight are met in every pass
 
@@ -303,6 +303,23 @@ def accumulate(parameter: Tensor, gradient: Tensor) -> None:
         parameter.grad.add_(gradient)
 
 
+def pulled_back(outputs: list[Tensor], inputs: list[Tensor], gradients: list[Tensor]) -> tuple[Tensor | None, ...]:
+    """J^T g by autograd; None for an input that nothing depends on.
+
+    By the derivative of g . y, the same bits: where torch is handed gradients, it imports its symbolic shapes, which
+    takes longer than to plan a transformer.
+
+    Example:
+        >>> w = torch.tensor([3.0, 4.0], requires_grad=True)
+        >>> pulled_back([w.square()], [w], [torch.ones(2)])
+        (tensor([6., 8.]),)
+    """
+    if any(output.is_complex() for output in outputs):
+        return torch.autograd.grad(outputs, inputs, gradients, allow_unused=True)
+    sums = [(output * gradient).sum() for output, gradient in zip(outputs, gradients, strict=True)]
+    return torch.autograd.grad(sums, inputs, allow_unused=True)
+
+
 def local_derivative(
     function: Callable[..., list[Tensor]], leaves: list[Tensor], gradients: list[Tensor]
 ) -> list[Tensor]:
@@ -315,6 +332,5 @@ def local_derivative(
     """
     inputs = [leaf.detach().requires_grad_() for leaf in leaves]
     with guard.local(), torch.enable_grad():
-        outputs = function(*inputs)
-        found = torch.autograd.grad(outputs, inputs, gradients, allow_unused=True)
+        found = pulled_back(function(*inputs), inputs, gradients)
     return [torch.zeros_like(leaf) if one is None else one for leaf, one in zip(leaves, found, strict=True)]

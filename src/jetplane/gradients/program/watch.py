@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import math
 import weakref
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, Protocol
 
 import torch
@@ -35,6 +37,7 @@ __all__ = [
     "any_complex",
     "as_real",
     "at",
+    "broadcast",
     "functional",
     "outputs",
     "replaced",
@@ -58,6 +61,9 @@ class Visit:
     kwargs: Any
     variables: list[tuple[Path, Tensor]]
     parameters: list[tuple[Path, Tensor]]
+    step: Treatment  # the engine's, of the operation
+    functional: Any  # the operation, or that which it performs in place
+    written: list[Tensor]
 
 
 class Phase(Protocol):
@@ -156,18 +162,18 @@ class WatchMode(JetMode):
             self._phase.same(out, args[0])
             return out
         step = plan(func)
-        kind = _performed(step).kind
+        kind = step.kind if step.kind is not Kind.INPLACE else _performed(step).kind
         if kind is Kind.CONSTANT:
             out = super().__torch_dispatch__(func, types, args, kwargs)
             self._note_writes(func, args, kwargs)
             return out
-        if self._is_parametrisation(func, step, given, kinds):
+        if _VARIABLE not in kinds and self._is_parametrisation(func, step, given, kinds):
             return self._parametrised(func, args, kwargs)
-        if func in KERNELS and _PARAMETER in kinds:
+        if _PARAMETER in kinds and func in KERNELS:
             return self._unfused(func, args, kwargs)
         if kind is Kind.COMPOSITE and func not in _COPIES:
             return self._decomposed(step, func, args, kwargs)
-        return self._visit(func, types, args, kwargs, given, kinds)
+        return self._visit(step, func, types, args, kwargs, given, kinds)
 
     def _parametrised(self, func: Any, args: Any, kwargs: Any) -> Any:
         """An operation that makes a parameter of parameters."""
@@ -202,8 +208,12 @@ class WatchMode(JetMode):
                 self._changes[storage] = node, count + 1
             self._phase.wrote(tensor)
 
-    def _visit(self, func: Any, types: Any, args: Any, kwargs: Any, given: Any, kinds: list[str]) -> Any:
-        self._refuse_writes(func, args, kwargs)
+    def _visit(
+        self, step: Treatment, func: Any, types: Any, args: Any, kwargs: Any, given: Any, kinds: list[str]
+    ) -> Any:
+        targets = written(func, args, kwargs)
+        if targets:
+            self._refuse_writes(func, targets)
         variables: list[tuple[Path, Tensor]] = []
         parameters: list[tuple[Path, Tensor]] = []
         for one, kind in zip(given, kinds, strict=True):
@@ -211,21 +221,20 @@ class WatchMode(JetMode):
                 variables.append(one)
             elif kind == _PARAMETER:
                 parameters.append(one)
-        visit = Visit(self._nodes, func, args, kwargs, variables, parameters)
+        made = step.functional if step.kind is Kind.INPLACE else func
+        visit = Visit(self._nodes, func, args, kwargs, variables, parameters, step, made, targets)
         self._phase.before(self, visit)
         out = self._run(func, types, args, kwargs)
-        if plan(func).kind is Kind.VIEW:
+        if step.kind is Kind.VIEW:
             refuse_reinterpretation(func, (variables or parameters)[0][1].dtype, out)
         refuse_results(func, out)
-        self._mark(out, _VARIABLE)
-        for tensor in outputs(out):
-            self._changes[tensor.untyped_storage()] = self._nodes, 0
+        self._mark(out, _VARIABLE, (self._nodes, 0))
         self._nodes += 1
         self._phase.after(self, visit, out)
         return out
 
-    def _refuse_writes(self, func: Any, args: Any, kwargs: Any) -> None:
-        for tensor in written(func, args, kwargs):
+    def _refuse_writes(self, func: Any, targets: list[Tensor]) -> None:
+        for tensor in targets:
             if self._parameters.find(tensor) is not None and not self.is_stopped(tensor):
                 raise UnsupportedProgram(
                     f"{call_site(str(func))} writes into a parameter while its gradient is estimated; expected a "
@@ -233,7 +242,8 @@ class WatchMode(JetMode):
                 )
 
     def _run(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        if func in KERNELS and not self._tracked(args, kwargs) and drops(func, args, kwargs):
+        is_attention = func in KERNELS
+        if is_attention and not self._tracked(args, kwargs) and drops(func, args, kwargs):
             # with tangents the weights are dropped outside of the kernel, so they are without them too
             lifted = [Operand(args[0], None, None), *args[1:]]
             with self.above():
@@ -244,7 +254,7 @@ class WatchMode(JetMode):
             out = super().__torch_dispatch__(func, types, args, kwargs)
         finally:
             self._quiet = False
-        if self._probing and func in KERNELS:
+        if self._probing and is_attention:
             with self.above():
                 self._lose(out[0], args[:3], options_of(func, args, kwargs))
         return out
@@ -320,15 +330,20 @@ class WatchMode(JetMode):
             self._parameters.check_whole(tensor)
         return self._kinds.get(storage, _DATA)
 
-    def _mark(self, out: Any, kind: str) -> None:
+    def _mark(self, out: Any, kind: str, change: tuple[int, int] | None = None) -> None:
+        """Enter what the results are, and what has last touched their memory, if it was a node."""
+        places = self._parameters.places
         for tensor in outputs(out):
-            if self._parameters.find(tensor) is None:
+            storage = tensor.untyped_storage()
+            if change is not None:
+                self._changes[storage] = change
+            if storage not in places or self._parameters.find(tensor) is None:
                 differentiable = tensor.is_floating_point() or tensor.is_complex()
-                self._kinds[tensor.untyped_storage()] = kind if differentiable or kind == _BORN else _BORN
+                self._kinds[storage] = kind if differentiable or kind == _BORN else _BORN
 
     def _is_parametrisation(self, func: Any, step: Treatment, given: Any, kinds: list[str]) -> bool:
         """Whether the result is made of parameters alone, or of them and constants that are as good as numbers."""
-        if _VARIABLE in kinds or (step.writes and not self._is_made(given[0][1], kinds[0])):
+        if step.writes and not self._is_made(given[0][1], kinds[0]):
             return False
         tensors = [tensor for _, tensor in given]
         if all(tensor.ndim == 0 for tensor, kind in zip(tensors, kinds, strict=True) if kind != _PARAMETER):
@@ -344,8 +359,19 @@ class WatchMode(JetMode):
 
 def _is_as_large(tensors: list[Tensor], kinds: list[str]) -> bool:
     """Whether the result of an elementwise operation is as large as one of its parameters."""
-    whole = torch.broadcast_shapes(*(tensor.shape for tensor in tensors))
+    whole = broadcast(tensor.shape for tensor in tensors)
     return any(tensor.shape == whole for tensor, kind in zip(tensors, kinds, strict=True) if kind == _PARAMETER)
+
+
+def broadcast(shapes: Iterable[Sequence[int]]) -> tuple[int, ...]:
+    """The shape of what is made of tensors of these shapes, entry by entry; torch's own imports its symbolic shapes.
+
+    Example:
+        >>> broadcast([(4, 1), (3,), (2, 1, 1)])
+        (2, 4, 3)
+    """
+    axes = zip_longest(*(tuple(shape)[::-1] for shape in shapes), fillvalue=1)
+    return tuple(next((size for size in sizes if size != 1), 1) for sizes in axes)[::-1]
 
 
 def _lost(rows: list[Tensor | None], allowed: Tensor, shared: int) -> Tensor:
@@ -410,20 +436,16 @@ def replaced(path: Path, args: Any, kwargs: Any, value: Any) -> tuple[list[Any],
 
 def _tensors(args: Any, kwargs: Any) -> list[tuple[Path, Tensor]]:
     found: list[tuple[Path, Tensor]] = []
-    for index, value in enumerate(args):
-        if isinstance(value, Tensor):  # as nearly always
-            found.append(((index,), value))
-        elif isinstance(value, _SEVERAL):
-            _collect_tensors((index,), value, found)
-    for name, value in kwargs.items():
-        _collect_tensors((name,), value, found)
+    _collect_tensors((), enumerate(args), found)
+    if kwargs:
+        _collect_tensors((), kwargs.items(), found)
     return found
 
 
-def _collect_tensors(path: Path, value: Any, found: list[tuple[Path, Tensor]]) -> None:
+def _collect_tensors(path: Path, values: Iterable[tuple[int | str, Any]], found: list[tuple[Path, Tensor]]) -> None:
     # not a function inside the other: one that calls itself is a cycle, which would keep the tensors alive
-    if isinstance(value, Tensor):
-        found.append((path, value))
-    elif isinstance(value, _SEVERAL):
-        for index, item in enumerate(value):
-            _collect_tensors((*path, index), item, found)
+    for place, value in values:
+        if isinstance(value, Tensor):
+            found.append(((*path, place), value))
+        elif isinstance(value, _SEVERAL):
+            _collect_tensors((*path, place), enumerate(value), found)

@@ -369,12 +369,12 @@ class HorizonAdam(torch.optim.Optimizer):
         for group in self.param_groups:
             _check_lr(group["lr"])
         groups = {leaf: group for group in self.param_groups for leaf in group["params"]}
-        leaves = []
+        leaves, whole = [], self._parts is ALL_HERE
         for leaf, begun in zip(self._leaves, self._begun, strict=True):
-            group, new = groups[leaf], any(leaf is one for one in self._new)
+            group, new = groups[leaf], bool(self._new) and any(leaf is one for one in self._new)
             numbers = group["lr"], group["weight_decay"], group["rate"], tuple(group["betas"])
-            state = {name: own(tensor) for name, tensor in self.state[leaf].items()}
-            leaves.append(MovingLeaf(own(leaf), state, *numbers, begun, new))
+            state = self.state[leaf] if whole else {name: own(tensor) for name, tensor in self.state[leaf].items()}
+            leaves.append(MovingLeaf(leaf if whole else own(leaf), state, *numbers, begun, new))
         return Course(leaves, self._numbers, self._forgetting, self._path, self._parts)
 
     @contextlib.contextmanager
@@ -529,6 +529,8 @@ class HorizonAdam(torch.optim.Optimizer):
 
     def _grads(self) -> list[Tensor]:
         """What the estimate left, zero for what the losses do not depend on."""
+        if self._parts is ALL_HERE:
+            return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in self._leaves]
         return [torch.zeros_like(own(leaf)) if leaf.grad is None else own(leaf.grad) for leaf in self._leaves]
 
     def _swap(self) -> None:

@@ -199,8 +199,8 @@ def _directions(
 def _kind(held: Course, place: int) -> Any:
     """What the numbers of a parameter's step are told by: the same for all of a bunch."""
     leaf = held.leaves[place]
-    numbers = leaf.lr, leaf.decay, leaf.rate, *leaf.betas, leaf.begun
-    return held.forgetting.pulls(place), *(id(one) if isinstance(one, Tensor) else one for one in numbers)
+    numbers = [leaf.lr, leaf.decay, leaf.rate, *leaf.betas, leaf.begun]
+    return held.forgetting.pulls(place), *[id(one) if isinstance(one, Tensor) else one for one in numbers]
 
 
 def _bytes(held: Course) -> list[int]:

@@ -128,8 +128,9 @@ def followed(means: _MANY, places: _MANY, share: Tensor) -> list[Tensor]:
 
 def keep(taken: Tensor, new: _MANY, places: _MANY) -> None:
     """Put new values in their places, if the step is ``taken``."""
+    traced = _traced(places[0])
     for one, place in zip(new, places, strict=True):
-        if _traced(place):
+        if traced:
             place.copy_(torch.where(taken, one, place))
         else:
             torch.where(taken, one, place, out=place)
