@@ -110,7 +110,25 @@ ROWS: list[tuple[str, Callable[[], object], type[Exception], str]] = [
     ("jvp-nan", lambda: jp.jvp(f, X, FULL[0]), ValueError, "hold values that are not finite; expected finite numbers"),
     # directions
     ("structure", lambda: jp.quadratic(f, X, (V,)), ValueError, "; expected the primals' "),
-    ("structure-names", lambda: jp.quadratic(f, X, {"x": V}), ValueError, "directions have the structure"),
+    ("structure-names", lambda: jp.quadratic(f, X, {"x": V}), ValueError, "the structure of directions is"),
+    (
+        "names",
+        lambda: jp.hvp(lambda p: f(p["a"]) + f(p["b"]), {"a": X, "b": X}, {"b": X, "c": X}),
+        ValueError,
+        "the names of v lack ['a'] and have ['c'] beyond the primals'; expected the same names",
+    ),
+    (
+        "module",
+        lambda: enter(torch.nn.Linear(3, 2), [V]),
+        TypeError,
+        "params is Linear, a module; expected its parameters, module.parameters(), or by name",
+    ),
+    (
+        "module-of-modules",
+        lambda: jp.ForwardGradient(torch.nn.Sequential(torch.nn.Linear(3, 2))),
+        TypeError,
+        "params is Sequential, a module; expected its parameters",
+    ),
     (
         "shape",
         lambda: jp.quadratic(f, X, X),

@@ -86,7 +86,7 @@ def minimize(
     norm of the slope along the directions was at most ``gtol``; ``tol`` sets both. Steps that came to rest above the
     best point that they had seen are no success: the paper's solver may go to a saddle or a maximum. ``fun`` is called
     at most ``maxfev`` times. ``callback(intermediate_result)`` follows each iteration with a Result, or
-    ``callback(xk)``, by that name or as ``x``, with its point; it may raise StopIteration. ``disp`` prints how it ended.
+    ``callback(xk)``, by that name or as ``x``, with its point; it may raise StopIteration. ``disp`` prints the end.
 
     x of the result is the best point that was seen, and jac the gradient there, from a forward pass: by default where
     x0 has at most 200 entries, with ``jac=True`` always, with ``jac=False`` never. Steps that are rejected count as

@@ -218,6 +218,15 @@ def test_gradient_and_hessian_have_the_primals_structure(chunk_size: int | None)
         assert_close(actual, expected)
 
 
+def test_directions_by_name_may_be_in_another_order() -> None:
+    product, primals = lambda p: (p["a"] * p["b"].exp()).sum(), {"a": randn(2), "b": randn(2)}
+    v = {name: randn(2) for name in primals}
+    there, back = (jp.hvp(product, primals, {name: v[name] for name in names}) for names in ("ab", "ba"))
+    assert list(there) == list(back) == ["a", "b"]
+    assert all(torch.equal(there[name], back[name]) for name in "ab")
+    assert_close(there["a"], primals["b"].exp() * v["b"])
+
+
 def test_a_bare_primal_and_a_tuple_of_one() -> None:
     x = randn(3)
     assert jp.gradient(scalar, x).shape == (3,)

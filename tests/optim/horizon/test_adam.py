@@ -157,6 +157,36 @@ def test_a_step_that_is_not_finite_changes_nothing() -> None:
     assert opt.report.status is Status.OK
 
 
+def _losses_and_rates(shift: float) -> tuple[list[float], list[float]]:
+    """Of 30 steps on random data, where some looks back find a better loss behind."""
+    torch.manual_seed(0)
+    model, batches = (
+        nn.Linear(4, 1, dtype=F64),
+        torch.randn(30, 8, 5, generator=torch.Generator().manual_seed(1)).double(),
+    )
+    opt = HorizonAdam(model.parameters(), samples=2, every=2, forget=0.0)
+    found = []
+    for batch in batches:
+        opt.step(lambda x, y: F.mse_loss(model(x).squeeze(1), y, reduction="none") - shift, batch[:, :4], batch[:, 4])
+        found.append((float(opt.report.loss), float(opt.report.rate)))
+    losses, rates = zip(*found, strict=True)
+    return [*losses], [*rates]
+
+
+def test_a_constant_beside_the_losses_changes_no_step() -> None:
+    """Where they cancel, as those of a policy's gradient do, any rise would be large beside the first mean loss."""
+    losses, rates = _losses_and_rates(0.0)
+    assert min(rates) < rates[0]  # so some looks have found the mean behind to be better
+    assert _losses_and_rates(losses[0])[1] == pytest.approx(rates, rel=1e-9)
+
+
+def test_a_first_loss_that_is_nan_is_not_the_measure_of_later_ones() -> None:
+    opt, (x, y) = HorizonAdam((model := net()).parameters(), samples=2, every=2), data()
+    for inputs in (x * math.nan, x, x):
+        opt.step(losses_of(model), inputs, y)
+    assert math.isfinite(opt.state_dict()["path"]["first"])
+
+
 def test_a_run_that_is_resumed_is_the_run_that_was_not() -> None:
     x, y = data()
     whole, part, rest = net(1), net(1), net(2)

@@ -149,6 +149,15 @@ class Gathered:
 # -- checks of what the user gives --------------------------------------------------------------------------------
 
 
+def refuse_modules(params: object) -> None:
+    """Raise for a module in place of its parameters: some can be iterated over, which gives other modules."""
+    if isinstance(params, torch.nn.Module):
+        raise TypeError(
+            f"params is {type(params).__name__}, a module; expected its parameters, module.parameters(), or by name, "
+            "dict(module.named_parameters())."
+        )
+
+
 def check_leaf(tensor: object, label: str, *, parts: bool = False, real: bool = True) -> Tensor:
     """``tensor`` if it can be perturbed; ``parts``: also one of which each process has a part.
 

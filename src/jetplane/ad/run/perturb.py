@@ -18,7 +18,7 @@ from ..engine.guards import refuse_transforms
 from ..engine.witness import Witness
 from .directions import Directions, Given, Leaf
 from .parts import is_shared_out, own, whole_like
-from .passes import Pass, check_directions, check_leaf, lazily, plain_result
+from .passes import Pass, check_directions, check_leaf, lazily, plain_result, refuse_modules
 from .tasks import quadratic_of
 
 __all__ = ["perturb"]
@@ -154,6 +154,7 @@ def _outside(one: Pass) -> str:
 def _named(params: Iterable[Tensor] | Mapping[str, Tensor]) -> tuple[list[str], list[Tensor]]:
     if isinstance(params, Tensor):
         raise TypeError("params is a tensor; expected a list of tensors or a mapping of names to tensors.")
+    refuse_modules(params)
     if isinstance(params, Mapping):
         labels, leaves = list(params.keys()), list(params.values())
     else:

@@ -87,18 +87,14 @@ class Problem:
         lazy = lazily(given)
         if lazy is not None:
             return lazy
-        leaves, structure = _torch.pytree.tree_flatten(given)
-        if structure != self.structure:
-            raise ValueError(f"directions have the structure {structure}; expected the primals' {self.structure}.")
+        leaves = self._flat(given, "directions")
         whole = all(isinstance(leaf, Tensor) and leaf.ndim for leaf in leaves)  # else it says at once what they are
         (self._check if whole else check_directions)(leaves, self.leaves, self.labels)
         return Given(leaves)
 
     def single(self, given: Any, name: str) -> list[Tensor]:
         """One direction, without the leading axis, as rows of one."""
-        leaves, structure = _torch.pytree.tree_flatten(given)
-        if structure != self.structure:
-            raise ValueError(f"{name} has the structure {structure}; expected the primals' {self.structure}.")
+        leaves = self._flat(given, name)
         rows = []
         for leaf, primal, label in zip(leaves, self.leaves, self.labels, strict=True):
             if not isinstance(leaf, Tensor):
@@ -108,6 +104,24 @@ class Problem:
             rows.append(leaf.unsqueeze(0))
         self._check(rows, self.leaves, self.labels)
         return rows
+
+    def _flat(self, given: Any, name: str) -> list[Any]:
+        """The leaves of what is given for the primals."""
+        primals = _unflatten(self.leaves, self.structure)
+        if isinstance(given, dict) and isinstance(primals, dict):
+            lacking = [key for key in primals if key not in given]
+            beyond = [key for key in given if key not in primals]
+            if lacking or beyond:
+                raise ValueError(
+                    f"the names of {name} lack {lacking or 'nothing'} and have {beyond or 'nothing'} beyond the "
+                    "primals'; expected the same names, with zeros for what is not to move."
+                )
+            given = {key: given[key] for key in primals}  # in their order
+        leaves, structure = _torch.pytree.tree_flatten(given)
+        if structure == self.structure:
+            return leaves
+        found, expected = (" ".join(str(one).split()) for one in (structure, self.structure))
+        raise ValueError(f"the structure of {name} is {found}; expected the primals' {expected}.")
 
     def basis(self, batch_ndim: int = 0) -> Basis:
         """The coordinate directions of the primals, which the samples of ``batch_ndim`` leading axes share."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from ... import guard
 from ...ad import _torch
 from ...ad.run.parts import Wholes, is_shared_out, like_part, own, part_of
-from ...ad.run.passes import check_leaf
+from ...ad.run.passes import check_leaf, refuse_modules
 from ...ad.storage_geometry import geometry, inside, overlap, place, span
 from ...errors import UnsupportedProgram
 
@@ -146,6 +146,7 @@ def _named(params: Iterable[Any] | Mapping[str, Tensor]) -> tuple[list[str], lis
 def _leaves(params: Iterable[Any] | Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
     if isinstance(params, Tensor):
         raise TypeError("params is a tensor; expected tensors, a mapping of names to tensors, or named_parameters().")
+    refuse_modules(params)
     return [(name, check_leaf(tensor, name, parts=True)) for name, tensor in _pairs(params)]
 
 

@@ -82,8 +82,8 @@ class HorizonAdam(torch.optim.Optimizer):
     exp(2 lead / H) a step; below -1/2 the trailing mean is a better place than theta, which has overshot or is mostly
     noise, and the rate shrinks alike. A single step cannot tell that: its own best length is that of a greedy step
     along a noisy direction. H grows with the number of steps, so the rate can change fast early and settles late. Where
-    theta is worse than theta_H by more than a tenth of the first loss, as after a step that broke a good fit, the
-    parameters go back to theta_H, without momentum, and the rate is halved.
+    theta is worse than theta_H by more than a tenth of the first losses' size, as after a step that broke a good fit,
+    the parameters go back to theta_H, without momentum, and the rate is halved.
 
     ``eval()`` puts the average of the parameters, in which late steps weigh most, into the model, and ``train()`` the
     parameters back: the average does what a decaying rate would. :meth:`averaged` is the same as a context. Batch norms

@@ -43,6 +43,7 @@ _SHARE = 0.25  # of all steps: horizon later on
 _CAUTIOUS = 1e-2  # of the step that is best on the first batch, which is far too long for a noisy direction
 _BELIEVED, _MODERATE = 0.3, 0.03  # of the parameters' mean size: a first step longer than the one is the other
 _THROWN = 0.1  # of the first loss: so much above the loss at the trailing mean is no noise
+_CANCELLED = 1.001  # times the mean's: a larger mean size is no rounding, losses of both signs are in it
 _COUNT, _RATE, _LEAD, _FIRST, _TREND = range(5)
 PATH = ("count", "rate", "lead", "first", "trend")  # what the numbers of the path are called
 
@@ -165,10 +166,10 @@ def take(
     directions: Iterable[Directed] = _directions(rules, held, grads, taken, first is not None)
     if first is not None:
         directions = list(directions)  # else they are made bunch by bunch, as the parameters move
-        held.numbers[_RATE] = held.leaves[0].rate if rules.fixed else _first_rate(held, first(_in_order(directions)))
-        held.numbers[_FIRST] = loss
+        held.numbers[_RATE], held.numbers[_FIRST] = _begun(rules, held, loss, first, directions)
     elif seen is not None:
-        held.numbers[_FIRST] = torch.where(torch.isfinite(held.numbers[_FIRST]), held.numbers[_FIRST], loss)
+        known = torch.isfinite(held.numbers[_FIRST])
+        held.numbers[_FIRST] = torch.where(known, held.numbers[_FIRST], _sized(loss, seen.along))
         _follow(rules, held, seen)
     _move(rules, held, directions, loss, taken)
     _, rate, lead, *_ = held.numbers.unbind()
@@ -241,6 +242,21 @@ def _least(dtype: torch.dtype) -> float:
 
 def _lerped(means: list[Tensor], new: list[Tensor], share: Any) -> list[Tensor]:
     return bunches.lerped(means, new, share.to(means[0]) if isinstance(share, Tensor) else share)
+
+
+def _begun(
+    rules: Rules, held: Course, loss: Tensor, first: Callable[[Sequence[Tensor]], Along], directions: list[Directed]
+) -> tuple[Any, Tensor]:
+    """The rate of the first step, and the first loss."""
+    if rules.fixed:
+        return held.leaves[0].rate, loss
+    along = first(_in_order(directions))
+    return _first_rate(held, along), _sized(loss, along)
+
+
+def _sized(loss: Tensor, along: Along) -> Tensor:
+    """The mean loss; where losses cancel, as those of a policy's gradient, the mean of their sizes."""
+    return torch.where(along.size > _CANCELLED * loss.abs(), along.size, loss)
 
 
 def _thrown(held: Course, seen: Along) -> Tensor:

@@ -36,7 +36,7 @@ __all__ = ["CompiledAdam", "Steps"]
 _Function = Callable[[list[Tensor]], list[Tensor]]
 _Exchange = Callable[[Sequence[Tensor], Tensor], Tensor]
 
-_SEEN = 5  # numbers of a look back, and whether it is new
+_SEEN = 6  # numbers of a look back, and whether it is new
 
 
 @dataclass(frozen=True, eq=False)

@@ -33,13 +33,14 @@ class Along(NamedTuple):
     curvature: Tensor  # (), Gauss-Newton's there, or the exact one's size
     back: Tensor  # (): the curvature of the parabola with f(theta), this slope and f(theta - m); 0 if not looked at
     rise: Tensor  # (): f(theta) - f(theta - m), inf where only the latter is finite; the slope if not looked at
+    size: Tensor  # (): the mean of the losses' absolute values
 
     @staticmethod
     def of(numbers: Tensor) -> Along:
-        """From the mean loss, its slope and its curvature at c = 0, and the mean loss at c = -1, (4,)."""
-        loss, slope, curvature, other = numbers.unbind()
+        """From the mean loss, its slope, its curvature and its size at c = 0, and the mean loss at c = -1, (5,)."""
+        loss, slope, curvature, size, other = numbers.unbind()
         rise = torch.where(torch.isfinite(other) & ~torch.isfinite(loss), torch.inf, loss - other)
-        return Along(slope, curvature.abs(), (2 * (other - loss + slope)).clamp_min(0), rise)
+        return Along(slope, curvature.abs(), (2 * (other - loss + slope)).clamp_min(0), rise, size)
 
     @property
     def best(self) -> Tensor:
@@ -116,7 +117,7 @@ class Path:
         return contextlib.nullcontext() if group is None else group.telling(_SAID, _WHAT)
 
     def averaged(self, numbers: Tensor, count: int) -> Tensor:
-        """The numbers (4,), means over ``count`` samples here, as means over the samples of all processes."""
+        """The numbers (5,), means over ``count`` samples here, as means over the samples of all processes."""
         group = None if self._crew is None else self._crew.processes
         if group is None:
             return numbers
@@ -129,7 +130,7 @@ class Path:
     def _measure(
         self, replay: Replay | ReplayTraced, losses: Losses, direction: Directions
     ) -> tuple[list[Tensor], int]:
-        """The mean loss of some samples, its slope and its curvature, and how many samples they are."""
+        """The mean loss of some samples, its slope, curvature and size, and how many samples they are."""
         try:
             return self._pass(replay, losses, direction)
         except MissingBoundary as error:
@@ -149,7 +150,7 @@ class Path:
 
         jet = one.jet(replay.run(run, one.mode))
         model = self._curvature.model(jet, pairs)
-        numbers = model.loss, model.slope[0], model.curvature[0, 0]
+        numbers = model.loss, model.slope[0], model.curvature[0, 0], jet.primal.abs().mean()
         return [number.to(torch.float64) for number in numbers], jet.primal.numel()
 
     def _back(self, replay: Replay | ReplayTraced, losses: Sequence[Losses], places: Sequence[Tensor]) -> list[Tensor]:
