@@ -9,7 +9,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 __all__ = ["outermost"]
 
-P, Out = ParamSpec("P"), TypeVar("Out")
+P = ParamSpec("P")
+Out = TypeVar("Out")
 
 _STEPPING: set[tuple[int, int]] = set()  # optimizers, by id, and the threads in which they take a step
 

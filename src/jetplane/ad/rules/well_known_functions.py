@@ -122,7 +122,7 @@ def _root(f: Callable[[Tensor], Tensor], y: Tensor, a: Tensor, b: Tensor, n: int
     """
     x = _bisected(f, y, a, b, n)
     slope = torch.func.jvp(f, (x,), (torch.ones_like(x),))[1].detach()
-    for _ in range(2):
+    for _order in range(2):
         gap = f(x) - y
         x = x - (gap - gap.detach()) / slope
     return x
