@@ -1,11 +1,11 @@
-"""Tokens in front of a norm get noise in proportion to their length."""
+"""How long noise is: tokens in front of a norm in proportion to their length, sites by what is known of them."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from jetplane.gradients.noise.balance import sizes
+from jetplane.gradients.noise.balance import doubt, lengths, sizes, unpredicted
 from jetplane.gradients.plan.noise_plan import LayerGroup, Site
 
 
@@ -25,3 +25,26 @@ def test_tokens_without_a_length_get_short_noise() -> None:
         [0.01, 2**0.5]
     )
     assert sizes(site_of(True), torch.zeros(2, 2)).flatten().tolist() == [1, 1]
+
+
+def test_what_is_not_predicted_is_as_uncertain_as_it_is_said_to_be() -> None:
+    # a site of no derivative at all, whose scalars are other sites' noise of variance 3
+    torch.manual_seed(0)
+    tangents, samples, entries, calls = 4, 8, 50, 400
+    found = []
+    for _ in range(calls):
+        rows = torch.randint(0, 2, (tangents, samples, entries), dtype=torch.float64) * 2 - 1
+        scalars = 3**0.5 * torch.randn(tangents, samples, 1, dtype=torch.float64) / (tangents * samples)
+        active = torch.full((samples, 1), float(entries))
+        found.append(unpredicted((rows * scalars).sum(0), scalars, active))
+    seen = torch.stack(found)
+    expected = 3 * doubt(torch.tensor([float(entries)]), tangents, samples, torch.tensor(1))
+    assert float(seen.std()) == pytest.approx(float(expected), rel=0.1)
+    assert abs(float(seen.mean())) < 3 * float(expected) / calls**0.5
+
+
+def test_a_site_that_seems_to_have_nothing_is_no_longer_than_its_doubt_allows() -> None:
+    unexplained, explained = torch.tensor([1.0, -0.2, 0.0]), torch.tensor([0.0, 0.3, 0.3])
+    vague, sure = (lengths(unexplained, explained, torch.full((3,), level)) for level in (0.2, 0.0))
+    assert float(vague[1]) == float(vague[2]) and float(vague[1] / vague[0]) == pytest.approx((0.2 * 0.5) ** -0.25)
+    assert float(sure[1] / sure[0]) == pytest.approx((1e-3 * 0.301) ** -0.25)
