@@ -94,8 +94,8 @@ def check_exact(
     if jacobians:
         for key in jacobians:
             state["control"][key] = torch.randn_like(state["control"][key])
-            unexplained = key.replace(".jacobian.", ".unexplained.")
-            state["control"][unexplained] = torch.rand_like(state["control"][unexplained])
+            for power in (key.replace(".jacobian.", f".{what}.") for what in ("unexplained", "explained")):
+                state["control"][power] = torch.rand_like(state["control"][power])
             state["control"][key.partition(".")[0] + ".calls"].fill_(100)  # by now noise is of different lengths
         controlled = jp.ForwardGradient(named, **options)
         controlled.load_state_dict(state)

@@ -49,7 +49,7 @@ def test_training_goes_on_bit_by_bit(capturable: bool) -> None:
     for one, state in zip((resumed, adam, estimate), states, strict=True):
         one.load_state_dict(state)
     kept = estimate.state_dict()["control"]  # also before the program was called
-    assert all(torch.equal(kept[key], value) for key, value in states[2]["control"].items()) and len(kept) == 7
+    assert all(torch.equal(kept[key], value) for key, value in states[2]["control"].items()) and len(kept) == 9
     trained(resumed, adam, estimate, 3)
     for a, b in zip(whole.parameters(), resumed.parameters(), strict=True):
         assert torch.equal(a, b)
@@ -95,6 +95,23 @@ def test_a_site_that_was_not_learned_yet_is_no_error() -> None:
     estimate.load_state_dict(state | {"control": part})
     found = learned(estimate)
     assert torch.equal(found["jacobian.0"], torch.zeros(3, 6)) and found["jacobian.1"].abs().sum() > 0
+
+
+def test_a_state_from_before_noise_was_measured_by_the_whole_derivative_is_taken() -> None:
+    model = mlp()
+    estimate = jp.ForwardGradient(model.parameters())
+    estimated(estimate, model, X, Y)
+    state = estimate.state_dict()
+    earlier = {key: value for key, value in state["control"].items() if ".explained." not in key}
+    assert len(earlier) < len(state["control"])
+    resumed = jp.ForwardGradient(model.parameters())
+    estimated(resumed, model, X, Y)
+    resumed.load_state_dict(state | {"control": earlier})
+    found = learned(resumed)
+    assert torch.equal(
+        found["unexplained.0"], state["control"][next(k for k in earlier if k.endswith("unexplained.0"))]
+    )
+    assert float(found["explained.0"]) == 0.0
 
 
 def test_a_bad_state_is_refused_as_long_as_it_is_there() -> None:

@@ -13,7 +13,7 @@ def made(finite: bool) -> Lessons:
     lessons.add(3, torch.ones(2, 2), torch.ones(2))
     lessons.add(3, torch.ones(2, 2), None)
     lessons.add(1, torch.ones(1), None)
-    lessons.weigh(3, torch.tensor(2.0))
+    lessons.weigh(3, torch.tensor([2.0, 4.0]))
     return lessons
 
 
@@ -23,7 +23,7 @@ def test_chunks_add_up_and_sites_come_back_in_their_order() -> None:
     assert [site for site, *_ in found] == [3, 1]
     _, update, now, seen = found[0]
     assert torch.equal(update, torch.full((2, 2), 2.0)) and now is not None and seen is not None
-    assert torch.equal(now, torch.ones(2)) and float(seen) == 2.0
+    assert torch.equal(now, torch.ones(2)) and seen.tolist() == [2.0, 4.0]
     assert found[1][2] is None and found[1][3] is None
 
 
@@ -31,10 +31,11 @@ def test_parts_in_turn_are_added_up() -> None:
     lessons = made(True)
     lessons.begin(torch.tensor(True))
     lessons.add(3, torch.ones(2, 2), torch.ones(2))
-    lessons.weigh(3, torch.tensor(1.0))
+    lessons.weigh(3, torch.tensor([1.0, 0.5]))
     _, update, now, seen = next(iter(lessons.summed(lessons.parts())))
     assert now is not None and seen is not None
-    assert torch.equal(update, torch.full((2, 2), 3.0)) and torch.equal(now, torch.full((2,), 2.0)) and float(seen) == 3
+    assert torch.equal(update, torch.full((2, 2), 3.0)) and torch.equal(now, torch.full((2,), 2.0))
+    assert seen.tolist() == [3.0, 4.5]
 
 
 def test_where_one_part_saw_what_is_not_finite_nothing_is_learned() -> None:

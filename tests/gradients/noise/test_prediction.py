@@ -54,16 +54,19 @@ def test_what_is_not_predicted_is_measured_and_decides_how_long_noise_is() -> No
     names = [key for key in state if key.startswith("unexplained")]
     hidden = [model[:2](x).detach().requires_grad_()]
     hidden += [model[2:4](hidden[0]).detach().requires_grad_()]
-    errors = []
+    errors, explained = [], []
     for key, inner, rest in zip(names, hidden, (model[2:], model[4:]), strict=False):
         z = rest(inner)
         slope = (z.softmax(1) - F.one_hot(y, 3)).detach()
         (wanted,) = torch.autograd.grad(F.cross_entropy(rest(inner), y, reduction="sum"), inner)
-        missing = wanted - slope @ state[key.replace("unexplained", "jacobian")]
-        errors.append(float(missing.square().sum(1).mean()))
+        known = slope @ state[key.replace("unexplained", "jacobian")]
+        errors.append(float((wanted - known).square().sum(1).mean()))
+        explained.append(float(known.square().sum(1).mean()))
     assert float(state[names[0]]) == pytest.approx(errors[0], rel=0.3)
     assert errors[1] < 1e-3 * errors[0] and abs(float(state[names[1]])) < 0.02 * errors[0]
-    found = balance.lengths(torch.stack([state[name] for name in names]))
+    powers = [torch.stack([state[name.replace("un", "", cut)] for name in names]) for cut in (0, 1)]
+    assert powers[1][:2].tolist() == pytest.approx(explained, rel=0.3)
+    found = balance.lengths(*powers, torch.zeros_like(powers[0]))
     assert found[1] > 2 * found[0]
 
 

@@ -1,8 +1,15 @@
 """How long the noise of each site is, so that well predicted sites are not disturbed by those that are not.
 
 All sites' noise meets in one scalar. Noise of length c_l adds c_l^2 R_l to its variance, where R_l is the part
-|g - A^T e|^2 of the site's derivative that is not predicted; and the site reads its own derivative off as s u / c_l,
-with 1 / c_l^2 of the variance of the whole. The sum of these over the sites is least for c_l^2 ~ 1 / sqrt(R_l).
+|g - A^T e|^2 of the site's derivative g that is not predicted; and the site reads its own derivative off as s u / c_l,
+with 1 / c_l^2 of the variance of the whole. What counts is that variance beside the derivative itself, D_l = R_l +
+|A^T e|^2 of a sample: Adam takes a step of the same length whatever the derivative's units. The sum of these over the
+sites is least for c_l^2 ~ 1 / sqrt(D_l R_l).
+
+R_l is a noisy number. A site that seems to have next to none by chance would get noise without measure, and disturb all
+others, so R_l counts as no less than its standard deviation. And it may pass zero: there 1 / R_l would make large
+differences of small ones, in all noise and so in every later R_l, and rounding errors would grow from step to step. So
+it counts as no less than a hundredth of all, either.
 """
 
 from __future__ import annotations
@@ -12,31 +19,48 @@ from torch import Tensor
 
 from ..plan.noise_plan import Site
 
-__all__ = ["lengths", "sizes", "unpredicted"]
+__all__ = ["doubt", "lengths", "sizes", "unpredicted"]
 
-_LEAST = 1e-2  # of all that is not predicted, for a site: less cannot be told from nothing, see `lengths`
+_LEAST = 1e-2  # of all that is not predicted, for a site: less cannot be told from nothing
 _SHORTEST = 0.01  # noise of a token, in units of its site's
 
 
-def lengths(unexplained: Tensor) -> Tensor:
-    """c of each site from its R, both (sites,); 1 in the geometric mean, and everywhere while nothing is known.
+def lengths(unexplained: Tensor, explained: Tensor, doubt: Tensor) -> Tensor:
+    """c of each site from its R, its |A^T e|^2, and how far R may be off in units of the sum of all, each (sites,).
 
-    R is a noisy number, and may pass zero. There 1 / R would make large differences of small ones, in all noise and so
-    in every later R, and rounding errors would grow from step to step. So shares have a floor: no site has noise more
-    than 3.2 times as long as another's.
+    1 in the geometric mean, and everywhere while nothing is known.
 
     Example:
-        >>> lengths(torch.tensor([16.0, 1.0]))
+        >>> certain = torch.zeros(2)
+        >>> lengths(torch.tensor([4.0, 1.0]), torch.zeros(2), certain)
         tensor([0.7071, 1.4142])
-        >>> lengths(torch.zeros(2)), lengths(torch.tensor([-8e-3, 3e-5]))
-        (tensor([1., 1.]), tensor([1., 1.]))
+        >>> lengths(torch.tensor([16.0, 1.0]), torch.tensor([0.0, 255.0]), certain)
+        tensor([1., 1.])
+        >>> lengths(torch.tensor([1.0, 0.0]), torch.zeros(2), torch.tensor([0.25, 0.25]))
+        tensor([0.7071, 1.4142])
+        >>> lengths(torch.zeros(2), torch.ones(2), certain)
+        tensor([1., 1.])
+        >>> lengths(torch.tensor([-8e-3, 3e-5]), torch.zeros(2), certain)
+        tensor([1., 1.])
     """
-    chance = (-unexplained).max().clamp_min(0)  # R is never below zero but by chance, which goes as far above it
-    parts = torch.maximum(unexplained, chance)
+    # below zero is chance, which goes as far above: where nothing stands out of it, nothing is known
+    chance = -(unexplained.min() + unexplained.max())
+    parts = torch.maximum(unexplained, chance.clamp_min(0)).clamp_min(0)
     total = parts.sum()
-    shares = torch.where(total > 0, parts / total, 1.0).clamp_min(_LEAST)
-    logs = shares.log() / -4
+    left = torch.maximum(torch.where(total > 0, parts / total, 1.0), doubt.clamp_min(_LEAST))
+    whole = left + torch.where(total > 0, explained / total, 0.0)
+    logs = (whole.log() + left.log()) / -4
     return (logs - logs.mean()).exp()
+
+
+def doubt(numbers: Tensor, tangents: int, samples: int, averaged: Tensor) -> Tensor:
+    """The standard deviation of each site's R (sites,), in units of the sum of all: of the mean of so many calls.
+
+    In one call R is the mean over the samples, each with ``numbers`` (sites,) of noise, of all pairs of its tangents'
+    s_j s_k u_j . u_k, and the variance of s is that sum.
+    """
+    pairs = max(tangents * (tangents - 1), 1)
+    return (2 * numbers / (pairs * samples * averaged)).sqrt()
 
 
 def sizes(site: Site, activation: Tensor) -> Tensor | None:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 __all__ = ["Form", "Learned"]
 
-_NAMES = ("jacobian", "activity", "unexplained")
+_NAMES = ("jacobian", "activity", "unexplained", "explained")
+_LATER = "explained"  # a state of version 0.1.0 has none
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class Learned:
     jacobians: dict[int, Tensor] = field(default_factory=dict)  # by site, once its samples are told apart
     activity: dict[int, Tensor] = field(default_factory=dict)  # likewise (C n,): share of samples with a derivative
     unexplained: dict[int, Tensor] = field(default_factory=dict)  # likewise (): |g - A^T e|^2 of a sample, in the mean
+    explained: dict[int, Tensor] = field(default_factory=dict)  # likewise (): |A^T e|^2
 
     def start(self, site: int) -> None:
         """Have a Jacobian for a site."""
@@ -59,6 +61,7 @@ class Learned:
             self.jacobians[site] = torch.zeros(form.shape, **like)  # type: ignore[call-overload]
             self.activity[site] = torch.ones(form.here * form.size, **like)  # type: ignore[call-overload]
             self.unexplained[site] = torch.zeros((), **like)  # type: ignore[call-overload]
+            self.explained[site] = torch.zeros((), **like)  # type: ignore[call-overload]
 
     def reset(self) -> None:
         """In place: a captured graph goes on with it."""
@@ -67,19 +70,24 @@ class Learned:
             self.jacobians[number].zero_()
             self.activity[number].fill_(1.0)
             self.unexplained[number].zero_()
+            self.explained[number].zero_()
 
     def tensors(self) -> dict[str, Tensor]:
         """All of it, by name."""
         named = {"calls": self.calls}
-        for name, tensors in zip(_NAMES, (self.jacobians, self.activity, self.unexplained), strict=True):
+        for name, tensors in zip(_NAMES, self._kinds, strict=True):
             named |= {f"{name}.{number}": tensor for number, tensor in tensors.items()}
         return named
+
+    @property
+    def _kinds(self) -> tuple[dict[int, Tensor], ...]:
+        return self.jacobians, self.activity, self.unexplained, self.explained
 
     def twin(self, tensors: Sequence[Tensor]) -> Learned:
         """The same with other tensors, in the order of :meth:`tensors`."""
         held = dict(zip(self.tensors(), tensors, strict=True))
         other = Learned(self.forms, self.devices, self.dtype, held["calls"])
-        for name, found in zip(_NAMES, (other.jacobians, other.activity, other.unexplained), strict=True):
+        for name, found in zip(_NAMES, other._kinds, strict=True):
             found |= {number: held[f"{name}.{number}"] for number in self.jacobians}
         return other
 
@@ -87,7 +95,8 @@ class Learned:
         """Take over what another one has learned of the program."""
         self._check_shapes(name, given)
         sites = [number for number in self.forms if not given.keys().isdisjoint(_keys(number))]
-        missing = {"calls", *(key for number in sites for key in _keys(number))} - given.keys()
+        needed = {key for number in sites for key in _keys(number) if not key.startswith(_LATER)}
+        missing = {"calls", *needed} - given.keys()
         if missing:
             raise ValueError(f"the control state has no {name}.{min(missing)}; expected all that was saved.")
         for number in sites:
@@ -100,7 +109,7 @@ class Learned:
         shapes: dict[str, tuple[int, ...]] = {"calls": ()}
         for number, form in self.forms.items():
             shapes |= {f"jacobian.{number}": form.shape, f"activity.{number}": (form.here * form.size,)}
-            shapes[f"unexplained.{number}"] = ()
+            shapes |= {f"unexplained.{number}": (), f"explained.{number}": ()}
         for key, tensor in given.items():
             if shapes.get(key) != tensor.shape:
                 expected = shapes.get(key, f"one of {', '.join(shapes)}")

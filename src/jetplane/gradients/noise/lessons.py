@@ -23,7 +23,7 @@ class Lessons:
     finite: Tensor | None = None  # (), of all that was seen
     updates: dict[int, Tensor] = field(default_factory=dict)
     activity: dict[int, Tensor] = field(default_factory=dict)
-    unexplained: dict[int, Tensor] = field(default_factory=dict)
+    powers: dict[int, Tensor] = field(default_factory=dict)  # (2,), of what was not predicted and of what was
 
     def begin(self, finite: Tensor) -> None:
         """The passes with tangents are done; from what is not finite nobody learns."""
@@ -36,13 +36,13 @@ class Lessons:
             _add(self.activity, site, now)
 
     def weigh(self, site: int, seen: Tensor) -> None:
-        """How much of a site's derivative was not predicted."""
-        _add(self.unexplained, site, seen)
+        """How much of a site's derivative was not predicted, and how much was, (2,)."""
+        _add(self.powers, site, seen)
 
     @property
     def kinds(self) -> tuple[dict[int, Tensor], ...]:
-        """The steps, the activity, and what was not predicted."""
-        return self.updates, self.activity, self.unexplained
+        """The steps, the activity, and what was not predicted and what was."""
+        return self.updates, self.activity, self.powers
 
     def parts(self) -> list[Tensor]:
         """All of it, to be added up over the parts."""
@@ -52,22 +52,23 @@ class Lessons:
         return [lost, *(tensor for kind in self.kinds for tensor in kind.values())]
 
     def summed(self, parts: list[Tensor]) -> Iterator[tuple[int, Tensor, Tensor | None, Tensor | None]]:
-        """By site, the sums over all parts: the step, the activity, and what was not predicted."""
+        """By site, the sums over all parts: the step, the activity, and what was not predicted and what was."""
         given = iter(parts)
         lost = next(given)[0] > 0
-        updates, activity, unexplained = ({site: next(given) for site in kind} for kind in self.kinds)
+        updates, activity, powers = ({site: next(given) for site in kind} for kind in self.kinds)
         for site, update in updates.items():
-            yield site, torch.where(lost.to(update.device), 0.0, update), activity.get(site), unexplained.get(site)
+            yield site, torch.where(lost.to(update.device), 0.0, update), activity.get(site), powers.get(site)
 
 
 class Sums:
     """Lessons of parts in tensors of their own, which stay from one graph to the next."""
 
     def __init__(self, learned: Learned) -> None:
-        kinds = learned.jacobians, learned.activity, learned.unexplained
         lost = torch.zeros(1, dtype=learned.dtype, device=learned.calls.device)
         self._sites = list(learned.jacobians)
+        kinds = learned.jacobians, learned.activity
         self.tensors = [lost, *(torch.zeros_like(tensor) for kind in kinds for tensor in kind.values())]
+        self.tensors += [tensor.new_zeros(2) for tensor in learned.unexplained.values()]
         self._met: tuple[list[int], ...] = ([], [], [])  # sites, of each kind
 
     def add(self, tensors: Sequence[Tensor], lessons: Lessons) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from ..plan.noise_plan import NoisePlan, Site
 from ..program.layout import Grid
-from .balance import lengths, unpredicted
+from .balance import doubt, lengths, unpredicted
 from .learned import Form, Learned
 from .lessons import Lessons
 from .readout import Readout
@@ -43,18 +43,22 @@ class Prediction:
         self._lesson: Tensor | None = None  # (J, B, T, V), residuals times the rate of learning
         self._rate: Tensor | None = None  # of the activity
         self._slopes: Tensor | None = None  # e / B (B, T, V)
-        self._lengths = self._balanced()
+        self._lengths = self._balanced(plan.sites)
 
-    def _balanced(self) -> dict[int, Tensor]:
+    def _balanced(self, sites: Sequence[Site]) -> dict[int, Tensor]:
         """By site: the length of its noise, (). From calls before this one, so that the estimate stays unbiased."""
         if not self.sites:
             return {}
-        known = [self._learned.unexplained[number] for number in self.sites]
-        found = lengths(torch.stack([part.to(known[0].device) for part in known]))
-        found = torch.where(self._learned.calls.to(found.device) >= _SETTLED, found, 1.0)
-        return {
-            number: length.to(known[i].device) for i, (number, length) in enumerate(zip(self.sites, found, strict=True))
-        }
+        learned, calls = self._learned, self._learned.calls
+        unexplained, explained = (
+            torch.stack([kind[number].to(calls.device) for number in self.sites])
+            for kind in (learned.unexplained, learned.explained)
+        )
+        numbers = [learned.activity[number].sum() * _met(sites[number]) ** 2 for number in self.sites]
+        averaged = calls.clamp(1, round(2 / _SLOWLY) - 1)  # as many of equal weight as there are in so slow a mean
+        off = doubt(torch.stack([one.to(calls.device) for one in numbers]), self._samples, self._total, averaged)
+        found = torch.where(calls >= _SETTLED, lengths(unexplained, explained, off), 1.0)
+        return {number: length.to(learned.devices[number]) for number, length in zip(self.sites, found, strict=True)}
 
     @property
     def held(self) -> int:
@@ -219,26 +223,29 @@ class Prediction:
         """A call is over, of which there are lessons, or nothing is to be learned."""
         self._learned.calls += 1
 
-    def weigh(self, site: Site, found: Tensor, numbers: Tensor, alive: Tensor | None) -> None:
-        """Keep in mind how much of a site's derivative was not predicted; see `unpredicted`."""
+    def weigh(self, site: Site, found: Tensor, known: Tensor | None, numbers: Tensor, alive: Tensor | None) -> None:
+        """Keep in mind how much of a site's derivative was not predicted (see `unpredicted`), and how much was."""
         if site.number not in self.sites or self._samples == 1:  # there are no two tangents to compare
             return
+        assert known is not None
         if alive is None:
             active = numbers.new_full(numbers.shape[1:], float(self._learned.forms[site.number].size))
         else:
             active = self._weights(site, alive).sum(2)
-            found = found * alive
-        seen = unpredicted(found, numbers, active) / self._lengths[site.number].square()
+            found, known = found * alive, known * alive
+        missed = unpredicted(found, numbers, active) / self._lengths[site.number].square()
+        taken = known.to(self._learned.dtype).square().sum() * self._total
+        seen = torch.stack([missed.to(taken) * (self._total / self._batch), taken])
         if self.lessons is not None:
-            self.lessons.weigh(site.number, seen * (self._total / self._batch))
+            self.lessons.weigh(site.number, seen)
             return
         self._remember(site.number, seen)
 
     def _remember(self, number: int, seen: Tensor) -> None:
-        known = self._learned.unexplained[number]
-        seen = seen.to(known)
-        rate = (1 / self._learned.calls.to(known)).clamp_(min=_SLOWLY)
-        known += torch.where(seen.isfinite(), seen - known, 0.0) * rate
+        for known, now in zip((self._learned.unexplained[number], self._learned.explained[number]), seen, strict=True):
+            rate = (1 / self._learned.calls.to(known)).clamp_(min=_SLOWLY)
+            now = now.to(known)
+            known += torch.where(now.isfinite(), now - known, 0.0) * rate
 
     def _jacobian(self, site: Site) -> Tensor:
         """That of a site; zero where the scalars that its noise is multiplied by know nothing of it."""
@@ -274,7 +281,7 @@ class NoPrediction:
     def wait(self, hold_back: Callable[[Tensor], None]) -> None: ...
     def restored(self, site: Site, activation: Tensor) -> None: ...
     def learn(self, site: Site, rows: Tensor, alive: Tensor | None, start: int) -> None: ...
-    def weigh(self, site: Site, found: Tensor, numbers: Tensor, alive: Tensor | None) -> None: ...
+    def weigh(self, site: Site, found: Tensor, known: Tensor | None, numbers: Tensor, alive: Tensor | None) -> None: ...
 
 
 NOTHING = NoPrediction()
@@ -289,6 +296,9 @@ def _within_reach(site: Site, form: Form, matrix: Tensor) -> Tensor:
 
 def _share(site: Site, form: Form) -> Tensor | float:
     """Of the numbers that a sample has at a site, the part that predicts a token of z, in the mean."""
-    if form.blocks:
-        return 1 / form.here
+    return 1 / form.here if form.blocks else _met(site)
+
+
+def _met(site: Site) -> Tensor | float:
+    """The part of the numbers that a sample has at a site that one token of z meets, in the mean."""
     return 1.0 if site.reach is None else site.reach.mean()

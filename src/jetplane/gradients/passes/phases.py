@@ -403,7 +403,7 @@ class Collector(_Follower):
             total = part if total is None else total + part
             prediction.learn(site, rows, pattern, start)
         assert total is not None
-        prediction.weigh(site, total, numbers, pattern)
+        prediction.weigh(site, total, known, numbers, pattern)
         return shape.undo(total, known)
 
     def _numbers(self, site: Site) -> Tensor:
