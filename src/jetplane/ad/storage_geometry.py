@@ -17,11 +17,11 @@ from torch import Tensor
 __all__ = [
     "Geometry",
     "are_kin",
+    "as_pairs",
     "covers",
     "declared",
     "elements",
     "geometry",
-    "halves",
     "inside",
     "overlap",
     "place",
@@ -52,7 +52,7 @@ def geometry(tensor: Tensor) -> Geometry:
     return tensor.shape, tensor.stride(), int(tensor.storage_offset())
 
 
-def halves(place: Geometry) -> Geometry:
+def as_pairs(place: Geometry) -> Geometry:
     """Where the real and imaginary parts of complex numbers lie, with an axis of two behind the others."""
     size, stride, offset = place
     return (*size, 2), (*(2 * step for step in stride), 1), 2 * offset
@@ -66,7 +66,7 @@ def place(tensor: Tensor) -> Geometry:
         >>> overlap(place(x[2:]), place(torch.view_as_complex(x)[:2]))
         False
     """
-    return halves(geometry(tensor)) if tensor.is_complex() else geometry(tensor)
+    return as_pairs(geometry(tensor)) if tensor.is_complex() else geometry(tensor)
 
 
 def elements(tensor: Tensor, dtype: torch.dtype) -> int:

@@ -189,6 +189,12 @@ def test_a_rule_that_is_known_for_real_numbers_alone_is_not_taken(clean_table: N
         jp.quadratic(lambda x: real(doubled(x)), numbers(3), numbers(1, 3))
 
 
+def test_a_composite_from_outside_holds_for_complex_numbers(clean_table: None) -> None:
+    doubled = torch.ops.jptest.doubled
+    jp.register.composite(doubled, lambda x: x + x)
+    check_against_oracle(lambda z: real(doubled(z)), numbers(3), twin=lambda z: real(2 * z))
+
+
 def test_complex_derivatives_of_real_values_are_refused(clean_table: None) -> None:
     doubled = torch.ops.jptest.doubled
     jp.register.elementwise(doubled, lambda x, y: 1j)

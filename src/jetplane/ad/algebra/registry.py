@@ -195,6 +195,8 @@ def plan_for_complex(op: Any) -> Treatment:
     as conj, is as linear as ever; any other rule must be known to hold.
     """
     step = plan(op)
+    if step.kind is Kind.MISSING:
+        return step
     if step.counterpart is not None:
         inner = plan_for_complex(step.functional)
         if inner.kind is Kind.MISSING:

@@ -20,7 +20,7 @@ from ...errors import UnsupportedProgram
 from .. import _torch
 from ..algebra.jet import Operand
 from ..algebra.sparse import Block, Factors, SparseOperand, Support, Term, gathered, padded
-from ..storage_geometry import Geometry, are_kin, covers, elements, geometry, halves, storage_order
+from ..storage_geometry import Geometry, are_kin, as_pairs, covers, elements, geometry, storage_order
 from .locate import call_site
 
 
@@ -53,7 +53,8 @@ class Record:
         self._support = None if tangent is None else support
         if anchor is None:
             anchor = geometry(tensor), tensor.dtype
-            tangent, second = _shown(tangent, tensor), _shown(second, tensor)
+            if tensor.is_conj() or tensor.is_neg():
+                tangent, second = _shown(tangent, tensor), _shown(second, tensor)
         self._anchor, self._dtype = anchor
         self._parts: list[Tensor | None] = [tangent, second]
         # Rows that were read may be shared (y = x + 1 has x's tangents), so the next write copies them.
@@ -84,7 +85,9 @@ class Record:
         if geometry(tensor) != self._anchor or tensor.dtype != self._dtype:
             self._flatten(tensor)
             tangent, second = (None if rows is None else _read(rows, tensor) for rows in self._parts)
-        return _shown(tangent, tensor), _shown(second, tensor)
+        if tensor.is_conj() or tensor.is_neg():
+            tangent, second = _shown(tangent, tensor), _shown(second, tensor)
+        return tangent, second
 
     def write(
         self, tensor: Tensor, tangent: Tensor | None, second: Tensor | None, support: Support | None = None
@@ -187,7 +190,7 @@ def _halves(flat: Tensor, tensor: Tensor) -> Tensor:
     """Of rows of the other kind: those of real numbers (R, *S), or those of complex ones as pairs (R, *S, 2)."""
     if flat.is_complex():
         return _view(torch.view_as_real(flat).flatten(1), geometry(tensor))
-    return _view(flat, halves(geometry(tensor)))
+    return _view(flat, as_pairs(geometry(tensor)))
 
 
 def _view(flat: Tensor, place: Geometry) -> Tensor:
@@ -222,7 +225,7 @@ class Seed:
     def read(self, tensor: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Tangent and second rows of ``tensor``, a view of the leaf."""
         if geometry(tensor) == self._shape and tensor.dtype == self._dtype and not tensor.is_conj():
-            return self._tangent(), resolved(self._source.second())
+            return self._tangent(), self._source.second()
         if self._views is None:
             record = self.record(tensor)
             if self._held is None:
@@ -271,13 +274,14 @@ class Seed:
 
     def record(self, tensor: Tensor) -> Record:
         """The leaf's rows as an ordinary record, for views and writes."""
-        return Record(tensor, self._tangent(), resolved(self._source.second()), anchor=(self._shape, self._dtype))
+        return Record(tensor, self._tangent(), self._source.second(), anchor=(self._shape, self._dtype))
 
     def _tangent(self) -> Tensor:
         if self._held is not None:
             return self._held
-        rows = resolved(self._source.tangent())
-        assert rows is not None
+        rows = self._source.tangent()
+        if rows.is_conj() or rows.is_neg():
+            rows = rows.resolve_conj().resolve_neg()
         if rows.numel() <= _SMALL:
             self._held = rows
         return rows

@@ -47,6 +47,7 @@ class Register:
         """
         rules.load()
         families.composite(op, body)
+        registry.add_for_complex(op)  # the body is a program, whose operations say for themselves what they know
 
     def transparent(self, function: type | str) -> None:
         """Differentiate the forward body of this torch.autograd.Function, a class or its dotted name.

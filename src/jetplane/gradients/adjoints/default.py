@@ -18,7 +18,7 @@ from ...ad.engine.locate import call_site
 from ...errors import MissingRule
 from ..program.done import Done
 from ..program.parameters import pulled_back
-from ..program.watch import Path, Visit, any_complex, at, replaced
+from ..program.watch import Path, Visit, at, replaced
 from .adjoint import lookup
 
 __all__ = ["check", "product", "vjp"]
@@ -26,8 +26,8 @@ __all__ = ["check", "product", "vjp"]
 
 def product(delta: Tensor, done: Done, path: Path) -> Tensor:
     """The gradient of the parameter at ``path``, for the derivative at the result."""
-    # of complex numbers torch knows the conjugates
-    known = None if any_complex([delta, *done.args], done.kwargs) else lookup(done.func).product_to(path)
+    # of complex numbers torch knows the conjugates; where an argument is complex, so is the result of a layer
+    known = None if delta.is_complex() else lookup(done.func).product_to(path)
     if known is not None:
         return known(delta, done, path)
     guard.count_default(str(done.func))
