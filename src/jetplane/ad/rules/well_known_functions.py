@@ -115,7 +115,7 @@ def _integral(f: Callable[[Tensor], Tensor], a: Tensor, b: Tensor, n: int, *_: A
 composite("zuko.utils.GaussLegendre", _integral)
 
 
-def _root(f: Callable[[Tensor], Tensor], y: Tensor, a: Tensor, b: Tensor, n: int, *_: Any) -> Tensor:
+def _root(f: Callable[[Tensor], Tensor], y: Tensor, a: Tensor, b: Tensor, n: int, *rest: Any) -> Tensor:
     """Where f is y, by bisection; how the place varies is f's inverse, as its backward says.
 
     A step with the slope there, x - (f(x) - y) / f'(x), moves no root, and each one makes another order of it right.
