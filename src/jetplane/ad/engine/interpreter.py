@@ -130,8 +130,7 @@ class JetMode(_torch.DispatchMode):
         """Let no tangent through this tensor object: the user detached it."""
         tensor = _torch_distributed.inside(tensor)
         self.detached = self.detached or self.tracks(tensor)
-        key = id(tensor)
-        self._stopped[key] = weakref.ref(tensor, lambda _: self._stopped.pop(key, None))
+        _remember(self._stopped, tensor)
 
     def forget(self, tensor: Tensor) -> None:
         """Let no tangent be in this tensor's memory, which no other shares."""
@@ -417,10 +416,10 @@ class JetMode(_torch.DispatchMode):
         self.detached = True
         out = func(*args, **kwargs)
         written_to = {target.untyped_storage()._cdata for target in targets}
-        for key, reference in list(self._stopped.items()):
+        for reference in [*self._stopped.values()]:
             tensor = reference()
             if tensor is not None and tensor.untyped_storage()._cdata in written_to:
-                self._spoiled[key] = weakref.ref(tensor, lambda _, key=key: self._spoiled.pop(key, None))
+                _remember(self._spoiled, tensor)
         return out
 
     def _refuse_spoiled(self, tensor: Tensor) -> None:
@@ -511,6 +510,12 @@ class JetMode(_torch.DispatchMode):
         if plan(func).kind is Kind.VIEW and any(isinstance(a, Tensor) and self.is_stopped(a) for a in args):
             for tensor in out if isinstance(out, list | tuple) else [out]:
                 self.stop(tensor)
+
+
+def _remember(table: dict[int, weakref.ref[Tensor]], tensor: Tensor) -> None:
+    """Enter a tensor object by its identity, for as long as it lives."""
+    key = id(tensor)
+    table[key] = weakref.ref(tensor, lambda _: table.pop(key, None))
 
 
 def _fresh(value: Tensor, args: Any) -> Tensor:
