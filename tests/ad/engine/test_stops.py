@@ -276,6 +276,20 @@ def test_a_perturbed_tensor_says_that_it_requires_grad() -> None:
     assert jp.jvp(lambda x: x * float((x * 1).requires_grad), randn(3), v[0], no_grad="follow")[1].any() == 0
 
 
+def test_a_hook_of_a_package_that_only_looks_is_left_out() -> None:
+    def warn(gradient: Tensor) -> None:
+        raise AssertionError("no backward pass comes")
+
+    warn.__module__ = "pyro.util"
+
+    def program(x: Tensor) -> Tensor:
+        y = x.sin()
+        y.register_hook(warn)
+        return y.sum()
+
+    assert_close(jp.gradient(program, torch.zeros(3, dtype=F64)), torch.ones(3, dtype=F64))
+
+
 def test_hooks_on_gradients_that_are_not_there() -> None:
     def kept(x: Tensor) -> Tensor:
         y = x * x
