@@ -25,9 +25,6 @@ _WHOLE: dict[str, Callable[[], Built]] = {
     },
     "ncps/LTC": lambda: _recurrent("LTC"),
     "ncps/CfC": lambda: _recurrent("CfC"),
-    "vector-quantize-pytorch/VectorQuantize": module(
-        "vector_quantize_pytorch.VectorQuantize", {"dim": 8, "codebook_size": 6}, (2, 5, 8)
-    ),
     "vector-quantize-pytorch/FSQ": lambda: _behind_a_layer("vector_quantize_pytorch", "FSQ", {"levels": [3, 3, 3]}, 3),
     "vector-quantize-pytorch/LFQ": lambda: _behind_a_layer(
         "vector_quantize_pytorch", "LFQ", {"codebook_size": 8, "dim": 3, "entropy_loss_weight": 0.1}, 3
@@ -159,14 +156,14 @@ def _tags() -> Built:
 
 def _spiking(name: str) -> Built:
     import snntorch
+    from snntorch import utils
 
     options: dict[str, Any] = {"Synaptic": {"alpha": 0.8}, "Alpha": {"alpha": 0.9}}.get(name, {})
     cell = getattr(snntorch, name)(beta=0.7, init_hidden=True, **options).double()
     first, x = nn.Linear(4, 6), torch.randn(5, 3, 4) + 0.5
 
     def call() -> Tensor:
-        cell.reset_hidden() if hasattr(cell, "reset_hidden") else None
-        snntorch.utils.reset(cell)
+        utils.reset(cell)
         return torch.stack([cell(2 * first(step)) for step in x]).sum(0)
 
     return Built(first, call)

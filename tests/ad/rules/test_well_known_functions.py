@@ -200,3 +200,26 @@ def test_entmax_by_bisection_varies_as_its_closed_form(modules: Callable[..., No
         lambda x: (sparse(x.sin(), kept).exp() * weight).sum(),
         x,
     )
+
+
+@pytest.mark.parametrize("has_left", [False, True])
+def test_a_linear_system_varies_as_its_exact_solution(has_left: bool, modules: Callable[..., None]) -> None:
+    def forward(ctx: Any, tree: Any, has_left: bool, b: Tensor, matrix: Tensor) -> Tensor:
+        assert not has_left
+        return torch.linalg.solve(tree(matrix).to_dense(), b)
+
+    def tree(matrix: Tensor) -> Any:
+        return SimpleNamespace(to_dense=lambda: matrix, matmul=lambda x: matrix @ x)
+
+    solve = _named("linear_operator.functions._solve.Solve", forward=lambda ctx, *args: None, backward=None)
+    modules("linear_operator.functions._solve", Solve=SimpleNamespace(forward=forward))
+    x = torch.tensor([0.3, 1.1, 0.7], dtype=torch.float64)
+    parts = lambda x: (x.exp()[None], x.sin(), torch.diag(x + 2) + x.outer(x.cos()))  # noqa: E731
+    given = (lambda x: parts(x)) if has_left else (lambda x: parts(x)[1:])
+
+    def plain(x: Tensor) -> Tensor:
+        left, b, matrix = parts(x)
+        found = torch.linalg.solve(matrix, b)
+        return ((left @ found) if has_left else found).exp().sum()
+
+    _check(lambda x: solve.apply(tree, has_left, *given(x)).exp().sum(), plain, x)

@@ -55,6 +55,7 @@ class JetMode(_torch.DispatchMode):
         self.detached = False  # whether the program has detached what varies
         self._records: weakref.WeakKeyDictionary[Any, Record | Seed] = weakref.WeakKeyDictionary()
         self._stopped: dict[int, weakref.ref[Tensor]] = {}
+        self._spoiled: dict[int, weakref.ref[Tensor]] = {}  # of these, where what varies was written through one
         self.earlier = EarlierAliases()
         self._complex = False  # whether complex numbers vary
         self._sparse = False  # whether there are leaves that vary along some directions alone
@@ -86,6 +87,8 @@ class JetMode(_torch.DispatchMode):
     def record_of(self, tensor: Tensor) -> Record | Seed | None:
         """The record behind ``tensor``; None where it does not depend on a perturbed leaf."""
         if (self._stopped and self.is_stopped(tensor)) or (self.earlier.any and self.earlier.is_one(tensor)):
+            if self._spoiled:
+                self._refuse_spoiled(tensor)
             return None
         try:
             # asked of every tensor: the dictionary's own get is one more call of Python
@@ -128,8 +131,7 @@ class JetMode(_torch.DispatchMode):
         """Let no tangent through this tensor object: the user detached it."""
         tensor = _torch_distributed.inside(tensor)
         self._note_detached(tensor)
-        key = id(tensor)
-        self._stopped[key] = weakref.ref(tensor, lambda _: self._stopped.pop(key, None))
+        _remember(self._stopped, tensor)
 
     def forget(self, tensor: Tensor) -> None:
         """Let no tangent be in this tensor's memory, which no other shares."""
@@ -351,9 +353,8 @@ class JetMode(_torch.DispatchMode):
             jets: list[Operand] = [Operand(target, None, None) for target in targets]
         else:
             outs = _outs(func)
-            if self._stopped:
-                for target in targets:
-                    self._take_over(target, func)
+            if self._stopped and not self._take_over(targets):
+                return self._write_values(func, args, kwargs, targets)
             jets = self._written_jets(step, func, args, kwargs, tracked, targets)
             for target, jet in zip(targets, jets, strict=True):
                 value = jet.primal.detach() if jet.primal.requires_grad else jet.primal
@@ -406,17 +407,43 @@ class JetMode(_torch.DispatchMode):
                 self.boundary.adopt(copy, target)
         return [copies.get(id(arg), arg) for arg in args]
 
-    def _take_over(self, target: Tensor, func: Any) -> None:
-        """A detached tensor that is written to becomes one of the program's own, unless others share its memory."""
-        if not self.is_stopped(target):
-            return
-        if not _torch.owns_memory(target):
+    def _take_over(self, targets: list[Tensor]) -> bool:
+        """Whether rows can be written: a detached tensor becomes one of the program's own, if it owns its memory."""
+        stopped = [target for target in targets if self.is_stopped(target)]
+        if not all(map(_torch.owns_memory, stopped)):
+            return False
+        for target in stopped:
+            del self._stopped[id(target)]
+            self._records.pop(target.untyped_storage(), None)
+        return True
+
+    def _write_values(self, func: Any, args: Any, kwargs: Any, targets: list[Tensor]) -> Any:
+        """A write through detached tensors, as ``average.data.lerp_(new, 0.1)`` is one.
+
+        It moves the values of those that share the memory, and not their derivatives, as in backprop. The detached
+        tensors themselves vary from here on, which no rows say: they are not to be read again.
+        """
+        if not all(map(self.is_stopped, targets)):
             raise UnsupportedProgram(
-                f"{call_site(str(func))} writes a perturbed value into a detached tensor, whose memory it shares "
-                "with others; expected a write into a clone."
+                f"{call_site(str(func))} writes into several tensors, some of them detached, whose memory they share "
+                "with others; expected a write into clones."
             )
-        del self._stopped[id(target)]
-        self._records.pop(target.untyped_storage(), None)
+        self.detached = True
+        out = func(*args, **kwargs)
+        written_to = {target.untyped_storage()._cdata for target in targets}
+        for reference in [*self._stopped.values()]:
+            tensor = reference()
+            if tensor is not None and tensor.untyped_storage()._cdata in written_to:
+                _remember(self._spoiled, tensor)
+        return out
+
+    def _refuse_spoiled(self, tensor: Tensor) -> None:
+        reference = self._spoiled.get(id(tensor))
+        if reference is not None and reference() is tensor:
+            raise UnsupportedProgram(
+                f"{call_site('the program')} reads a detached tensor after it has written a perturbed value into it, "
+                "while others share its memory; expected a write into a clone."
+            )
 
     def _overwrite(self, target: Tensor, jet: Operand) -> None:
         tangent, second = jet.tangent, jet.second
@@ -500,6 +527,12 @@ class JetMode(_torch.DispatchMode):
         if plan(func).kind is Kind.VIEW and any(isinstance(a, Tensor) and self.is_stopped(a) for a in args):
             for tensor in out if isinstance(out, list | tuple) else [out]:
                 self.stop(tensor)
+
+
+def _remember(table: dict[int, weakref.ref[Tensor]], tensor: Tensor) -> None:
+    """Enter a tensor object by its identity, for as long as it lives."""
+    key = id(tensor)
+    table[key] = weakref.ref(tensor, lambda _: table.pop(key, None))
 
 
 def _fresh(value: Tensor, args: Any) -> Tensor:

@@ -236,8 +236,14 @@ def _keep_gradient(jets: Follower, func: Any, args: Any, kwargs: Any) -> Any:
     return None if _has_no_graph(jets, args[0]) else func(*args, **kwargs)
 
 
+_OBSERVERS = frozenset({"pyro.util"})  # modules whose hooks change no gradient: they warn of what is not finite
+
+
 def _refuse_hook(jets: Follower, func: Any, args: Any, kwargs: Any) -> Any:
     if _has_no_graph(jets, args[0]):
+        hook = args[1] if len(args) > 1 else kwargs.get("hook")
+        if getattr(hook, "__module__", None) in _OBSERVERS:
+            return None
         raise UnsupportedProgram(
             f"{call_site('register_hook')} puts a hook on the gradient of a perturbed tensor, which no backward pass "
             "will call; expected a program without it."

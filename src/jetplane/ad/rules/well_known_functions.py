@@ -115,7 +115,7 @@ def _integral(f: Callable[[Tensor], Tensor], a: Tensor, b: Tensor, n: int, *_: A
 composite("zuko.utils.GaussLegendre", _integral)
 
 
-def _root(f: Callable[[Tensor], Tensor], y: Tensor, a: Tensor, b: Tensor, n: int, *_: Any) -> Tensor:
+def _root(f: Callable[[Tensor], Tensor], y: Tensor, a: Tensor, b: Tensor, n: int, *rest: Any) -> Tensor:
     """Where f is y, by bisection; how the place varies is f's inverse, as its backward says.
 
     A step with the slope there, x - (f(x) - y) / f'(x), moves no root, and each one makes another order of it right.
@@ -138,6 +138,29 @@ def _bisected(f: Callable[[Tensor], Tensor], y: Tensor, a: Tensor, b: Tensor, n:
 
 
 composite("zuko.utils.Bisection", _root)
+
+
+# -- linear_operator --------------------------------------------------------------------------------------------------
+
+
+def _system(tree: Callable[..., Any], has_left: bool, *args: Any) -> Tensor:
+    """A^-1 b as its own solver finds it, Cholesky's or iterations; how it varies is the exact solution's way.
+
+    As for :func:`_root`, two steps with the matrix there make the first two orders right.
+    """
+    left, b, *matrix = args if has_left else (None, *args)
+    own = sys.modules["linear_operator.functions._solve"].Solve.forward
+    fixed = [one.detach() if isinstance(one, Tensor) else one for one in matrix]
+    columns = b if b.ndim > 1 else b[:, None]
+    x, operator, dense = own(_Context(), tree, False, columns.detach(), *fixed), tree(*matrix), tree(*fixed).to_dense()
+    for _ in range(2):
+        gap = columns - operator.matmul(x)
+        x = x + torch.linalg.solve(dense, gap - gap.detach())
+    x = x if left is None else left @ x
+    return x if b.ndim > 1 else x[..., 0]
+
+
+composite("linear_operator.functions._solve.Solve", _system)
 
 
 # -- entmax ---------------------------------------------------------------------------------------------------------

@@ -241,6 +241,13 @@ class WatchMode(JetMode):
                     "program that leaves them alone."
                 )
 
+    def _write_values(self, func: Any, args: Any, kwargs: Any, targets: list[Tensor]) -> Any:
+        # what is variable is known by its memory here, and the others who share this are not
+        raise UnsupportedProgram(
+            f"{call_site(str(func))} writes what depends on parameters into a detached tensor, whose memory it shares "
+            "with others; expected it under torch.no_grad(), or a write into a clone."
+        )
+
     def _run(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         is_attention = func in KERNELS
         if is_attention and not self._tracked(args, kwargs) and drops(func, args, kwargs):
