@@ -27,8 +27,9 @@ def lengths(unexplained: Tensor) -> Tensor:
         >>> lengths(torch.zeros(2)), lengths(torch.tensor([-8e-3, 3e-5]))
         (tensor([1., 1.]), tensor([1., 1.]))
     """
-    chance = (-unexplained).max().clamp_min(0)  # R is never below zero but by chance, which goes as far above it
-    parts = torch.maximum(unexplained, chance)
+    # below zero is chance, which goes as far above: where nothing stands out of it, nothing is known
+    chance = -(unexplained.min() + unexplained.max())
+    parts = torch.maximum(unexplained, chance.clamp_min(0))
     total = parts.sum()
     shares = torch.where(total > 0, parts / total, 1.0).clamp_min(_LEAST)
     logs = shares.log() / -4
