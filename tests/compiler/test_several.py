@@ -27,6 +27,16 @@ def test_what_all_calls_gave_is_found_by_what_the_first_gave() -> None:
     assert torch.equal(once[0], outputs[0][0]) and some.every(once[1]) is outputs[1] and some.every(7) == 7
 
 
+def test_tensors_in_dicts_and_lists_are_batches_and_parameters_are_not() -> None:
+    weight, x = torch.ones(2, requires_grad=True), torch.ones(3)
+    (batch,) = alone(({"x": [x], "weight": weight},))
+    assert batch["x"][0].shape == (1, 3) and batch["weight"] is weight
+    some = Several.of((batch,), 1)
+    (first,) = some.first
+    fed = some.fed([first["weight"], first["x"][0]])
+    assert first["weight"] is weight and torch.equal(first["x"][0], x) and fed.keys() == {1}
+
+
 def test_a_batch_alone_is_the_only_one_of_several() -> None:
     x, word = alone((torch.ones(2), "word"))
     assert x.shape == (1, 2) and word == "word" and entries(len, (torch.zeros(4, 2), torch.zeros(4))) == 4

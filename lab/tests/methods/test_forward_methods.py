@@ -72,7 +72,10 @@ def test_every_method_lowers_the_loss_and_leaves_torchs_generator_alone(method: 
     assert all((getattr(summary.final, name) is not None) == planes for name in ("slope", "curvature", "step_length"))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method",  # the axes of 784 inputs take long to turn
+    [pytest.param(name, marks=pytest.mark.slow) if name == "horizon" else name for name in METHODS],
+)
 def test_a_run_that_is_stopped_and_resumed_is_the_run_that_was_not(method: str, tmp_path: Path) -> None:
     options = METHODS[method] | {"schedule": "cosine", "epochs": 4}
     whole = _trainer(**options)

@@ -51,14 +51,9 @@ class Graph:
         outputs: Any = output.args[0]
         self.outputs = len(outputs)  # how many there are
         marked = _unmark(module, list(outputs))
-        self.wanted, self.aux = marked[_WANTED], marked[_BESIDE]  # places among them
-
-    def shape(self, place: int) -> torch.Size:
-        """That of an output."""
-        (output,) = self._module.graph.find_nodes(op="output")
-        made: Any = output.args[0][place]
-        shape: torch.Size = made.meta["example_value"].shape
-        return shape
+        self.wanted = marked[_WANTED]  # places among them
+        # the shapes of those that came with it, by place
+        self.aux: dict[int, torch.Size] = {n: outputs[n].meta["example_value"].shape for n in marked[_BESIDE]}
 
     @property
     def loss(self) -> int:

@@ -51,7 +51,12 @@ class InParts:
 
 
 def joined(found: Sequence[Sequence[Tensor]], aux: Sequence[int]) -> list[Tensor]:
-    """The outputs of parts: those of the first, and at the places of ``aux`` the entries of all of them."""
+    """The outputs of parts: those of the first, and at the places of ``aux`` the entries of all of them.
+
+    Example:
+        >>> joined([[torch.ones(1), torch.ones(1)], [torch.zeros(1), torch.zeros(1)]], aux=[1])
+        [tensor([1.]), tensor([1., 0.])]
+    """
     outputs = list(found[0])
     for place in aux if len(found) > 1 else ():
         outputs[place] = torch.cat([one[place] for one in found])

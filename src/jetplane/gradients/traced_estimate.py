@@ -103,7 +103,7 @@ class TracedEstimate:
     def _refuse_inseparable(self, division: Division) -> None:
         if not self.plan.apart:
             raise Inseparable("the samples of a part are coupled")
-        if any(self._graph.shape(place)[:1] != (division.size,) for place in self.aux):
+        if any(shape[:1] != (division.size,) for shape in self._graph.aux.values()):
             raise Inseparable("aux has not an entry for each sample")
 
     def _planned(self, inputs: Sequence[Tensor]) -> tuple[NoisePlan, Replay]:
@@ -138,7 +138,7 @@ class TracedEstimate:
     @property
     def aux(self) -> list[int]:
         """The places of the outputs that the program returns beside its losses."""
-        return self._graph.aux
+        return list(self._graph.aux)
 
     @property
     def random(self) -> bool:

@@ -132,7 +132,10 @@ def put_together(parts: Sequence[Any], division: Division) -> Any:
             raise Inseparable(f"{some[0]!r} has not an entry for each sample")
         return torch.cat(some)
 
-    return _torch.pytree.tree_map(joined, *parts)
+    leaves, structures = zip(*map(_torch.pytree.tree_flatten, parts), strict=True)
+    if any(structure != structures[0] for structure in structures):
+        raise Inseparable("aux has another structure in another part")
+    return _torch.pytree.tree_unflatten([joined(*some) for some in zip(*leaves, strict=True)], structures[0])
 
 
 def _same(one: Any, other: Any) -> bool:
