@@ -21,8 +21,8 @@ from ..algebra.registry import FOR_COMPLEX, Kind, Treatment, lookup, plan, plan_
 from ..algebra.sparse import SparseOperand, Support, padded, term_of
 from ..storage_geometry import written
 from .boundary import AtOnce, Boundary
-from .earlier import EarlierAliases
 from .grad_switches import GradSwitches
+from .leaf_aliases import EarlierAliases
 from .locate import call_site
 from .results import no_complex_rule, refuse_reinterpretation
 from .rows import Record, Seed, resolved
