@@ -90,9 +90,8 @@ class HorizonAdam(torch.optim.Optimizer):
     need statistics of the averaged parameters there, by ``torch.optim.swa_utils.update_bn``: forward passes, no more.
 
     Noise makes weights longer, and the longer those in front of a norm are, the less a step turns them. So weights are
-    pulled back to their first length as far as the path is noise (lead -1/2), the loss has not fallen yet and does not
-    want them longer: :class:`~jetplane.optim.horizon.forgetting.Forgetting`. ``forget`` multiplies that pull; 0 turns
-    it off.
+    pulled to zero as far as the path is noise (lead -1/2), the loss has not fallen yet and does not want them longer:
+    :class:`~jetplane.optim.horizon.forgetting.Forgetting`. ``forget`` multiplies that pull; 0 turns it off.
 
     ``lr`` multiplies the rate and the pull, and is there for schedulers: it is no rate, so one below 0.05 warns, once.
     ``rate=1e-3`` fixes the rate in place of finding it, also of a single group. ``clip`` bounds the norm of the
@@ -434,7 +433,7 @@ class HorizonAdam(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """torch's, with the numbers of the path and the state of the estimate."""
         numbers = dict(zip(PATH, self._numbers.tolist(), strict=True))
-        slopes = self._forgetting.known.tolist()
+        slopes = self._forgetting.slopes.tolist()
         path = {"calls": self._calls, "evaluating": self._evaluating, "slopes": slopes, "begun": self._begun, **numbers}
         estimate = self.estimate.state_dict() if self._leaves else {}
         return {**super().state_dict(), "path": path, "estimate": estimate}
@@ -462,7 +461,7 @@ class HorizonAdam(torch.optim.Optimizer):
         self._calls, self._evaluating = path["calls"], path["evaluating"]
         self._crew.again()
         self._numbers.copy_(torch.tensor([path[name] for name in PATH], dtype=torch.float64, device="cpu"))
-        self._forgetting.load(path["slopes"])
+        self._forgetting.slopes.copy_(torch.tensor(path["slopes"], dtype=torch.float64, device="cpu"))
         if self._leaves:
             self.estimate.load_state_dict(state_dict["estimate"])
 

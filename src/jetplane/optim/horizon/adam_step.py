@@ -300,7 +300,8 @@ def _shares(rules: Rules, held: Course, loss: Tensor) -> dict[int, Tensor]:
         return {}
     *_, first, trend = held.numbers
     left = torch.where(first > 0, loss / first, 0.0)
-    return held.forgetting.shares(rules.forget, trend, left, _horizon(held))
+    shares = held.forgetting.shares(trend, left, _horizon(held))
+    return {position: rules.forget * share for position, share in shares.items()}
 
 
 def _move(rules: Rules, held: Course, directions: Iterable[Directed], loss: Tensor, taken: Tensor) -> None:

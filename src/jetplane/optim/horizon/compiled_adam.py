@@ -180,7 +180,7 @@ class CompiledAdam:
 
     def _ours(self, held: Course) -> list[Tensor]:
         assert self._form is not None
-        numbers = held.numbers, held.forgetting.known, self._table, self._seen
+        numbers = held.numbers, held.forgetting.slopes, self._table, self._seen
         return [*self._form.flat(held), *numbers, *self._estimate.words]
 
 
@@ -420,7 +420,7 @@ class _Body:
         own, sums, start = self._starts
         given, learned, totals, rest = tensors[:own], tensors[own:sums], tensors[sums:start], tensors[start:]
         unread, states = rest[: len(self._unread)], rest[len(self._unread) :]
-        *states, numbers, known, table, seen, seed, count = states
+        *states, numbers, slopes, table, seen, seed, count = states
         left, others = iter(states), iter(unread)
         rows, leaves = [row.unbind() for row in table.unbind()], []
         for place, keys, group in zip(self.traced.places, self._form.keys, self._form.group, strict=True):
@@ -431,7 +431,7 @@ class _Body:
                 MovingLeaf(tensor, state, lr, decay, None if self._form.found[group] else rate, (first, second), begun)
             )
         forgetting = copy.copy(self._forgetting)
-        forgetting.known = known
+        forgetting.slopes = slopes
         held = Course(leaves, numbers, forgetting, Path([leaf.tensor for leaf in leaves], crew))
         return _Now(given, learned, totals, held, seen, seed, count)
 

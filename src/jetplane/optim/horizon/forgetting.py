@@ -1,4 +1,4 @@
-"""A pull of the weights back to their first length, as strong as the path is noisy, that spares what the loss needs."""
+"""A pull of the weights to zero that is as strong as the path is noisy, and spares the weights that the loss needs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from .held_parts import ALL_HERE, AllHere
 
 __all__ = ["Forgetting"]
 
-_ROWS, _START, _UNKNOWN = 4, 2, -1.0
 _SURE = 2.0  # standard errors: a loss that falls so surely with a weight's length keeps it from the pull
 
 
@@ -27,9 +26,6 @@ class Forgetting:
       z_l is 0 but for noise.
     - H: the horizon, in steps.
 
-    What noise has made longer is taken back, and no more: a weight is not pulled to less than its length at its first
-    step, or what a pretrained model knows would be forgotten with the noise.
-
     Only weights of two axes and more are pulled: zero is no natural place for a norm's gain, and biases are short.
     """
 
@@ -37,9 +33,7 @@ class Forgetting:
         self._pulled = [position for position, leaf in enumerate(leaves) if leaf.ndim > 1]
         self._among = frozenset(self._pulled)
         device = leaves[0].device if leaves else torch.device("cpu")
-        # of the slopes the mean, and the mean square; of the weights the squared length at first, and as it is
-        self.known = torch.zeros(_ROWS, len(self._pulled), dtype=torch.float64, device=device)
-        self.known[_START] = _UNKNOWN
+        self.slopes = torch.zeros(2, len(self._pulled), dtype=torch.float64, device=device)  # mean, and mean square
 
     def pulls(self, position: int) -> bool:
         """Whether the weight there is pulled at all."""
@@ -50,12 +44,7 @@ class Forgetting:
         seen = {id(before[position]): column for column, position in enumerate(other._pulled)}
         for column, position in enumerate(self._pulled):
             if id(leaves[position]) in seen:
-                self.known[:, column] = other.known[:, seen[id(leaves[position])]]
-
-    def load(self, rows: list[list[float]]) -> None:
-        """Go on with the rows of a state; one from before there were lengths has two."""
-        self.known.zero_()  # so that any length is more than at first, as it was then
-        self.known[: len(rows)] = torch.tensor(rows, dtype=torch.float64, device="cpu")
+                self.slopes[:, column] = other.slopes[:, seen[id(leaves[position])]]
 
     def see(
         self,
@@ -68,27 +57,18 @@ class Forgetting:
         """Take the slopes along the weights into their means over the ``horizon``, if the step is ``taken``."""
         if not self._pulled:
             return
-        products = torch.cat([self._products(leaves, grads), self._products(leaves, leaves)])
-        slope, length = parts.products(products, [*self._pulled, *self._pulled]).chunk(2)
-        mean, square, start, _ = self.known
-        found = [torch.lerp(mean, slope, 1 / horizon), torch.lerp(square, slope * slope, 1 / horizon)]
-        found += [torch.where(start < 0, length, start), length]
-        self.known.copy_(torch.where(taken, torch.stack(found), self.known))
+        slope = torch.stack([_product(leaves[position], grads[position]) for position in self._pulled])
+        slope = parts.products(slope, self._pulled)
+        found = torch.stack([slope, slope * slope])
+        self.slopes.copy_(torch.where(taken, torch.lerp(self.slopes, found, 1 / horizon), self.slopes))
 
-    def _products(self, ones: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
-        return torch.stack([_product(ones[position], others[position]) for position in self._pulled])
-
-    def shares(self, forget: float, lead: Tensor, left: Tensor, horizon: Tensor) -> dict[int, Tensor]:
-        """By a weight's position, the share of it to take away; 0 where ``lead`` or ``left`` is not a number.
-
-        ``forget`` multiplies the pull.
-        """
-        mean, square, start, length = self.known
+    def shares(self, lead: Tensor, left: Tensor, horizon: Tensor) -> dict[int, Tensor]:
+        """By a weight's position, the share of it to take away; 0 where ``lead`` or ``left`` is not a number."""
+        mean, square = self.slopes
         error = (square / (2 * horizon)).sqrt()  # of a mean that forgets, over the horizon
         spare = (1 + mean / error / _SURE).nan_to_num(nan=1.0).clamp(0, 1)
         strength = (-2 * lead).clamp(0, 1) * left.clamp(0, 1) ** 2 / horizon
-        most = (1 - (start / length).sqrt()).nan_to_num(nan=0.0).clamp(0, 1)
-        share = torch.minimum(forget * torch.where(torch.isfinite(strength), strength, 0.0) * spare, most)
+        share = torch.where(torch.isfinite(strength), strength, 0.0) * spare
         return dict(zip(self._pulled, share.unbind(), strict=True))
 
 
