@@ -150,6 +150,8 @@ def test_directions_may_be_lazy_conjugates_and_negatives() -> None:
     z, v = numbers(3), numbers(3)
     lazy = jp.jvp(lambda z: (z**2).exp(), (z,), (v.conj(),))[1]
     assert_close(lazy, 2 * z * (z**2).exp() * v.conj().resolve_conj())
+    curve = jp.hyperdual(torch.exp, z, v, v, v.conj()).eps12
+    assert_close(curve, z.exp() * (v.conj() + v * v))
     x, minus = randn(3), v.conj().imag
     assert minus.is_neg()
     assert_close(jp.jvp(torch.exp, (x,), (minus,))[1], x.exp() * -v.imag)

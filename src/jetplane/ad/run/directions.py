@@ -197,7 +197,7 @@ class Leaf:
 
     def second(self) -> Tensor | None:
         """(1, *S) or None"""
-        return self.curve
+        return None if self.curve is None else self.curve.resolve_conj().resolve_neg()
 
     @property
     def structured(self) -> bool:

@@ -101,7 +101,7 @@ class Problem:
                 raise TypeError(f"{name} for {label} is {type(leaf).__name__}; expected a tensor.")
             if leaf.shape != primal.shape:
                 raise ValueError(f"{name} for {label} has shape {tuple(leaf.shape)}; expected {tuple(primal.shape)}.")
-            rows.append(leaf.resolve_conj().resolve_neg().unsqueeze(0))
+            rows.append(leaf.unsqueeze(0))
         self._check(rows, self.leaves, self.labels)
         return rows
 
