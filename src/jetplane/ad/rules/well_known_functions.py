@@ -45,7 +45,6 @@ transparent(
     "pytorch_tabnet.sparsemax.Entmax15Function",
     "torchrl.modules.distributions.utils._SafeTanh",
     "torchrl.modules.distributions.utils._SafeTanhNoEps",
-    "zuko.utils.AdaptiveCheckpointAdjoint",  # the solver's own steps; the adjoint gives the same within its tolerance
 )
 
 
