@@ -20,8 +20,8 @@ from ..algebra.jet import Operand, PairSet
 from ..algebra.registry import Kind, Treatment, lookup, plan
 from ..algebra.sparse import SparseOperand, Support, padded, term_of
 from ..storage_geometry import written
+from .aliases import EarlierAliases
 from .boundary import AtOnce, Boundary
-from .earlier import EarlierAliases
 from .grad_switches import GradSwitches
 from .locate import call_site
 from .results import complex_value, refuse_reinterpretation
