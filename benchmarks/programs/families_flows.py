@@ -18,7 +18,6 @@ def programs() -> Iterator[Program]:
     """The log-density of a small flow of each kind."""
     for name in ("NICE", "MAF", "NSF", "NCSF", "SOSPF", "NAF", "UNAF", "BPF", "GF", "CNF", "RealNVP", "GMM"):
         yield Program(f"zuko/{name}", partial(_zuko, name))
-    yield Program("zuko/NAF.sample", _zuko_sample)
     for name in _NFLOWS:
         yield Program(f"nflows/{name}", partial(_nflows, name))
     for name in (
@@ -45,14 +44,6 @@ def _zuko(name: str) -> Built:
     flow = getattr(zuko.flows, name)(3, 2, **options)
     x, given = 0.5 * torch.randn(4, 3), torch.randn(4, 2)
     return Built(flow, lambda: flow(given).log_prob(x), approximate=name == "CNF")  # it solves another one backwards
-
-
-def _zuko_sample() -> Built:
-    """By the inverse of its networks, which are solved by bisection."""
-    import zuko
-
-    flow, given = zuko.flows.NAF(2, 2, transforms=1, hidden_features=(8,)), torch.randn(4, 2)
-    return Built(flow, lambda: flow(given).rsample())
 
 
 _NFLOWS = (

@@ -46,9 +46,8 @@ with a plus where there were changes to it; of the others, those marked `tangent
 stop at a program's own `no_grad`, the rest where they go on, which for them came out the same as backprop. A family
 whose package is not there, or does not fit torch, is left out with a word.
 
-The backward passes of torchdiffeq's adjoint and of zuko's continuous flow solve another equation, so that backprop's
-slope is an approximation, by 1e-5 for rk4 in steps of 0.01; jetplane differentiates what the solver does, and values
-decide.
+The backward pass of torchdiffeq's adjoint solves another equation, so that backprop's slope is an approximation, by
+1e-5 for rk4 in steps of 0.01; jetplane differentiates what the solver does, and values decide.
 
 A Function without a rule is refused, because its forward body need not be what its author differentiates. Where it is,
 one line says so, for a class or for its dotted name: `jp.register.transparent("package.module.Function")`.
@@ -58,7 +57,8 @@ one line says so, for a class or for its dotted name: `jp.register.transparent("
 Some stay refused, for there is nothing that would be right. The gradients of yoso's attention are a bound in place of
 the derivative, and of no function at all: their own derivatives are not symmetric. PEFT's C3A gives its input a
 gradient that fails torch's gradcheck. PEFT's Shira makes a sparse tensor of its parameters, which has no memory of its
-own for rows to belong to.
+own for rows to belong to. The rows of botorch and pyro were refused before there was a rule for linear_operator's Solve
+and before pyro's hooks, which only warn, were let through; they have not been run again.
 """
 
 

@@ -374,8 +374,9 @@ def test_a_result_under_no_grad_is_refused_and_not_zero() -> None:
             loss = inside(x)
         with pytest.raises(ValueError, match=match):
             jets.quadratic(loss)
+        parameter = nn.Parameter(x)
         with pytest.raises(ValueError, match=match):
-            jp.optim.FoMoH([nn.Parameter(x)], lr=0.1).step(lambda inside=inside: inside(x))
+            jp.optim.FoMoH([parameter], lr=0.1).step(lambda inside=inside, parameter=parameter: inside(parameter))
     assert jp.jet(lambda x: (x, decorated(x)), x, torch.eye(3, dtype=F64)).tangent[1].abs().max() == 0
 
 

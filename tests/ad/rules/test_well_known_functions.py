@@ -155,17 +155,6 @@ def test_names_are_found_for_operations_and_functions() -> None:
     assert registry.lookup(_named("somebody.else.Other")) is None
 
 
-def test_a_root_varies_as_the_inverse_of_its_function() -> None:
-    bisection = _named("zuko.utils.Bisection", forward=lambda ctx, *args: None, backward=None)
-    x = torch.tensor([0.7, 1.3], dtype=torch.float64)  # c and y of c * s**3 = y
-
-    def f(x: Tensor) -> Tensor:
-        a, b = torch.zeros((), dtype=x.dtype), torch.full((), 4.0, dtype=x.dtype)
-        return bisection.apply(lambda s: x[0] * s**3, x[1], a, b, 60, x[0])
-
-    _check(f, lambda x: (x[1] / x[0]) ** (1 / 3), x)
-
-
 def test_a_slope_that_only_the_backward_knows(modules: Callable[..., None]) -> None:
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.save_for_backward(x, x.exp())

@@ -20,9 +20,10 @@ from ..algebra.jet import Operand, PairSet
 from ..algebra.registry import FOR_COMPLEX, Kind, Treatment, lookup, plan, plan_for_complex
 from ..algebra.sparse import SparseOperand, Support, padded, term_of
 from ..storage_geometry import written
+from .aliases import EarlierAliases
 from .boundary import AtOnce, Boundary
 from .grad_switches import GradSwitches
-from .leaf_aliases import EarlierAliases
+from .aliases import EarlierAliases
 from .locate import call_site
 from .results import no_complex_rule, refuse_reinterpretation
 from .rows import Record, Seed, resolved

@@ -45,7 +45,6 @@ transparent(
     "pytorch_tabnet.sparsemax.Entmax15Function",
     "torchrl.modules.distributions.utils._SafeTanh",
     "torchrl.modules.distributions.utils._SafeTanhNoEps",
-    "zuko.utils.AdaptiveCheckpointAdjoint",  # the solver's own steps; the adjoint gives the same within its tolerance
 )
 
 
@@ -115,38 +114,13 @@ def _integral(f: Callable[[Tensor], Tensor], a: Tensor, b: Tensor, n: int, *_: A
 composite("zuko.utils.GaussLegendre", _integral)
 
 
-def _root(f: Callable[[Tensor], Tensor], y: Tensor, a: Tensor, b: Tensor, n: int, *rest: Any) -> Tensor:
-    """Where f is y, by bisection; how the place varies is f's inverse, as its backward says.
-
-    A step with the slope there, x - (f(x) - y) / f'(x), moves no root, and each one makes another order of it right.
-    """
-    x = _bisected(f, y, a, b, n)
-    slope = torch.func.jvp(f, (x,), (torch.ones_like(x),))[1].detach()
-    for _order in range(2):
-        gap = f(x) - y
-        x = x - (gap - gap.detach()) / slope
-    return x
-
-
-def _bisected(f: Callable[[Tensor], Tensor], y: Tensor, a: Tensor, b: Tensor, n: int) -> Tensor:
-    """The middle of the last of n intervals, as a constant."""
-    for _ in range(n):
-        middle = (a + b) / 2
-        below = f(middle) < y
-        a, b = torch.where(below, middle, a), torch.where(below, b, middle)
-    return ((a + b) / 2).detach()
-
-
-composite("zuko.utils.Bisection", _root)
-
-
 # -- linear_operator --------------------------------------------------------------------------------------------------
 
 
 def _system(tree: Callable[..., Any], has_left: bool, *args: Any) -> Tensor:
     """A^-1 b as its own solver finds it, Cholesky's or iterations; how it varies is the exact solution's way.
 
-    As for :func:`_root`, two steps with the matrix there make the first two orders right.
+    A step with the matrix there moves no solution, and each one makes another order of how it varies right.
     """
     left, b, *matrix = args if has_left else (None, *args)
     own = sys.modules["linear_operator.functions._solve"].Solve.forward
@@ -169,7 +143,7 @@ composite("linear_operator.functions._solve.Solve", _system)
 def _entmax(x: Tensor, alpha: Any = 1.5, dim: int = -1, *rest: Any, **options: Any) -> Tensor:
     """((a x - t)+)^(1/a), a = alpha - 1, where t is found by bisection and varies so that the sum stays one.
 
-    As for :func:`_root`, two steps with the slope there make the first two orders of t right.
+    A step with the slope there moves no t that fits, and each one makes another order of how it varies right.
     """
     function = sys.modules["entmax.root_finding"].EntmaxBisectFunction
     power = alpha - 1
