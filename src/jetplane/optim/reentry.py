@@ -5,17 +5,16 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
 __all__ = ["outermost"]
 
-P = ParamSpec("P")
-Out = TypeVar("Out")
+Step = TypeVar("Step", bound=Callable[..., Any])
 
 _STEPPING: set[tuple[int, int]] = set()  # optimizers, by id, and the threads in which they take a step
 
 
-def outermost(step: Callable[Concatenate[Any, P], Out]) -> Callable[Concatenate[Any, P], Out]:
+def outermost(step: Step) -> Step:
     """A method that raises where it is called inside itself, by what it calls.
 
     Example:
@@ -33,7 +32,7 @@ def outermost(step: Callable[Concatenate[Any, P], Out]) -> Callable[Concatenate[
     """
 
     @functools.wraps(step)
-    def guarded(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Out:
+    def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
         one = id(self), threading.get_ident()
         if one in _STEPPING:
             raise RuntimeError(
@@ -46,4 +45,4 @@ def outermost(step: Callable[Concatenate[Any, P], Out]) -> Callable[Concatenate[
         finally:
             _STEPPING.discard(one)
 
-    return guarded
+    return cast(Step, guarded)

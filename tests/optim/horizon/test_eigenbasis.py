@@ -125,10 +125,25 @@ def images(norm: Callable[[], nn.Module], norms: int) -> tuple[nn.Module, Tensor
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(96, 3)), torch.randn(32, 2, 4, 4, dtype=F64)
 
 
+class Positions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(1, 6, 8) * 0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.table
+
+
+class Mean(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(1)
+
+
 def encoder(layers: int, first: bool) -> tuple[nn.Module, Tensor]:
+    inputs, positions = nn.Linear(5, 8), Positions()
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True, norm_first=first)
     body = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
-    return nn.Sequential(nn.Linear(5, 8), body, nn.Flatten(), nn.Linear(48, 3)), torch.randn(32, 6, 5, dtype=F64)
+    return nn.Sequential(inputs, positions, body, Mean(), nn.Linear(8, 3)), torch.randn(32, 6, 5, dtype=F64)
 
 
 NORMS = {
