@@ -38,7 +38,7 @@ def lengths(unexplained: Tensor, explained: Tensor, doubt: Tensor) -> Tensor:
         tensor([1., 1.])
         >>> lengths(torch.tensor([1.0, 0.0]), torch.zeros(2), torch.tensor([0.25, 0.25]))
         tensor([0.7071, 1.4142])
-        >>> lengths(torch.zeros(2), torch.ones(2), certain)
+        >>> lengths(torch.zeros(2), torch.ones(2), torch.tensor([2.0, 9.0]))
         tensor([1., 1.])
         >>> lengths(torch.tensor([-8e-3, 3e-5]), torch.zeros(2), certain)
         tensor([1., 1.])
@@ -47,7 +47,7 @@ def lengths(unexplained: Tensor, explained: Tensor, doubt: Tensor) -> Tensor:
     chance = -(unexplained.min() + unexplained.max())
     parts = torch.maximum(unexplained, chance.clamp_min(0)).clamp_min(0)
     total = parts.sum()
-    left = torch.maximum(torch.where(total > 0, parts / total, 1.0), doubt.clamp_min(_LEAST))
+    left = torch.maximum(torch.where(total > 0, parts / total, 1.0), doubt.clamp(_LEAST, 1.0))
     whole = left + torch.where(total > 0, explained / total, 0.0)
     logs = (whole.log() + left.log()) / -4
     return (logs - logs.mean()).exp()
