@@ -23,7 +23,6 @@ from ..storage_geometry import written
 from .aliases import EarlierAliases
 from .boundary import AtOnce, Boundary
 from .grad_switches import GradSwitches
-from .aliases import EarlierAliases
 from .locate import call_site
 from .results import no_complex_rule, refuse_reinterpretation
 from .rows import Record, Seed, resolved
