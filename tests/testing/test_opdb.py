@@ -27,6 +27,7 @@ NOT_EXACT = {
 
 # Entries that say nothing about us: torch itself has no second derivative, or the first samples have no leaf.
 NO_ORACLE = {
+    "chalf": "torch adds up no complex numbers of 16 bits, so there is no loss",
     "nn.functional.ctc_loss": "torch has no double backward",
 }
 NO_ORACLE_IN_THE_FIRST_SAMPLES = {

@@ -216,7 +216,9 @@ def test_detached_data_is_data_until_the_program_writes_to_it(program) -> None:
     check_against_oracle(program, randn(3))
 
 
-@pytest.mark.parametrize("value", [lambda x: x * 2, lambda x: (x * 2).detach(), lambda x: x[1:2]], ids=str)
+@pytest.mark.parametrize(
+    "value", [lambda x: x * 2, lambda x: (x * 2).detach(), lambda x: x[1:2]], ids=["made", "detached", "view"]
+)
 def test_what_is_given_perturbed_memory_by_data_is_a_constant(value: Callable[[Tensor], Tensor]) -> None:
     def buffered(x: Tensor) -> Tensor:
         buffer = torch.zeros(3, dtype=F64)

@@ -132,10 +132,11 @@ class WatchMode(JetMode):
             self._refuse_meetings(func, given)
         kinds = [self._kind(tensor) for _, tensor in given]
         if _MORE in kinds:
-            return self._part(func, types, args, kwargs, given)
-        if _VARIABLE not in kinds and _PARAMETER not in kinds:
+            out = self._part(func, types, args, kwargs, given)
+        elif _VARIABLE not in kinds and _PARAMETER not in kinds:
             return self._independent(func, types, args, kwargs, kinds)
-        out = self._dependent(func, types, args, kwargs, given, kinds)
+        else:
+            out = self._dependent(func, types, args, kwargs, given, kinds)
         if self.earlier.any:
             self.earlier.note(out, args)
         return out

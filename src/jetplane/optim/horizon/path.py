@@ -23,7 +23,8 @@ from ...parallel.crew import Crew
 
 __all__ = ["Along", "Path"]
 
-_SAID, _WHAT = 5, "the look along the path"
+_NUMBERS = 5  # of a look: see `Along.of`
+_WHAT = "the look along the path"
 
 
 class Along(NamedTuple):
@@ -114,7 +115,7 @@ class Path:
     def told(self) -> contextlib.AbstractContextManager[None]:
         """Around what may fail: the other processes are told."""
         group = None if self._crew is None else self._crew.processes
-        return contextlib.nullcontext() if group is None else group.telling(_SAID, _WHAT)
+        return contextlib.nullcontext() if group is None else group.telling(1 + _NUMBERS, _WHAT)  # and the count
 
     def averaged(self, numbers: Tensor, count: int) -> Tensor:
         """The numbers (5,), means over ``count`` samples here, as means over the samples of all processes."""
