@@ -61,7 +61,7 @@ def continued(folder: Path, steps: int) -> None:
         torch.save(run.state(), folder / f"{method}-continued.pt")
 
 
-@pytest.mark.parametrize(("before", "after"), [(8, 12), pytest.param(20, 30, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("before", "after"), [(3, 5), pytest.param(20, 30, marks=pytest.mark.slow)])
 def test_steps_go_on_in_a_new_process(before: int, after: int, tmp_path: Path) -> None:
     whole = {}
     for method in METHODS:

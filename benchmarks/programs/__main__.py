@@ -6,6 +6,7 @@ import argparse
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -26,6 +27,9 @@ _FAMILIES = (
     *("transformers", "vision", "diffusion", "adapters", "graphs", "scientific", "flows", "attention", "losses"),
     *("reinforcement", "bayesian", "physics", "parts"),
 )
+
+
+_PATH = re.compile(r"/\S*/(?=(?:site-packages|benchmarks|src)/)")  # of the machine, up to what any other has
 
 
 def _programs(families: tuple[str, ...], only: tuple[str, ...]) -> Iterator[Program]:
@@ -68,6 +72,7 @@ def main() -> int:
     until = None if arguments.within is None else time.monotonic() + arguments.within
     commit = _commit()
     for name, found in forked(left, arguments.jobs, arguments.seconds, until):
+        found["words"] = _PATH.sub("", found.get("words", ""))
         known[name] = found | commit
         print(f"{name}: {found['result']} {found['words'][:200]} ({found['seconds']} s)", flush=True)
         _write(arguments.out, {"versions": held["versions"] | versions(), "programs": dict(sorted(known.items()))})

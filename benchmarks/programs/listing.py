@@ -20,7 +20,7 @@ gradient decide: torch's own second derivatives of hardswish, of weight norm alo
 backward reads what was saved are wrong.
 
 - **exact**: the relative error is below 1e-6 (1e-3 beside finite differences).
-- **refused**: jetplane said in a sentence what it cannot do. *complex*: it makes complex numbers of parameters.
+- **refused**: jetplane said in a sentence what it cannot do. *complex*: of an operation on complex numbers.
 - **wrong**: the numbers differ. These are listed in full.
 - **not built**: the config could not be made tiny by our rules, needs another package, or took more than its time.
   Nothing is known of it.
@@ -57,8 +57,7 @@ one line says so, for a class or for its dotted name: `jp.register.transparent("
 Some stay refused, for there is nothing that would be right. The gradients of yoso's attention are a bound in place of
 the derivative, and of no function at all: their own derivatives are not symmetric. PEFT's C3A gives its input a
 gradient that fails torch's gradcheck. PEFT's Shira makes a sparse tensor of its parameters, which has no memory of its
-own for rows to belong to. The rows of botorch and pyro were refused before there was a rule for linear_operator's Solve
-and before pyro's hooks, which only warn, were let through; they have not been run again.
+own for rows to belong to.
 """
 
 
@@ -124,6 +123,5 @@ def _listed(programs: dict[str, Any]) -> Iterator[str]:
 
 
 def _sentence(words: str) -> str:
-    """Its beginning, without the paths of the machine that it ran on."""
-    kept = [word for word in words.split() if "/" not in word or not word.startswith("/")]
-    return " ".join(kept)[:240].replace("|", "\\|").replace("<", "&lt;")
+    """Its beginning."""
+    return " ".join(words.split())[:240].replace("|", "\\|").replace("<", "&lt;")

@@ -146,6 +146,7 @@ def test_medians_fall_with_k(planes: list[Row]) -> None:
     assert rosenbrock.fall_with_k(planes, PLANES_STEPS) >= 0.9
 
 
+@pytest.mark.slow
 def test_medians_fall_with_every_k_where_steps_never_ascend() -> None:
     rows = _rows(rosenbrock.descending(ENTRY, 10, seeds=10, steps=10))
     assert rosenbrock.fall_with_k(rows, 10) >= 0.9

@@ -472,6 +472,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory, where: dict[str, Any]) ->
     return Measured(words, folder, out.getvalue(), most[0])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_the_command_measures_writes_and_goes_on(
     measured: Measured, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -531,6 +532,7 @@ def test_what_was_measured_before_an_interruption_is_written(
 
 
 @needs_locks
+@pytest.mark.slow
 def test_processes_that_prepare_at_the_same_time_give_the_same_rows(measured: Measured) -> None:
     assert 1 < measured.most <= 4
     whole = json.loads((measured.folder / "results.json").read_text())

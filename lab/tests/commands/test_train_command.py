@@ -208,6 +208,7 @@ def _kill_and_resume(kills: int, epochs: int, within: float, tmp_path: Path, wha
     _check(tmp_path / "run", uninterrupted)
 
 
+@pytest.mark.slow
 def test_kill_and_resume_is_the_run_that_was_never_killed(tmp_path: Path) -> None:
     _kill_and_resume(kills=2, epochs=12, within=0.8, tmp_path=tmp_path)
 

@@ -180,7 +180,9 @@ def test_steps_of_horizon_that_are_not_taken_are_counted() -> None:
 
 
 @pytest.mark.usefixtures("traced")
-@pytest.mark.parametrize("method", FORWARD)
+@pytest.mark.parametrize(
+    "method", [pytest.param(name, marks=pytest.mark.slow if name == "horizon" else ()) for name in FORWARD]
+)
 def test_padded_batches_train_as_the_others_do(method: str) -> None:
     """With compile every batch has one size: the last one has 10 digits and 10 that are not there."""
     run, other = (_trainer(**METHODS[method], compile=compiled, epochs=3) for compiled in (True, False))

@@ -419,6 +419,7 @@ def start(process: subprocess.Popen[str]) -> None:
     process.stdin.flush()
 
 
+@pytest.mark.slow
 def test_two_processes_share_a_study(tmp_path: Path) -> None:
     settings = change(trials=16)
     Study(tmp_path, settings).close()
@@ -542,6 +543,7 @@ def _kill_at(folder: Path, statements: range) -> int:
     return codes.count(str(-signal.SIGKILL))
 
 
+@pytest.mark.slow
 def test_no_draw_is_lost_or_doubled_by_a_kill(tmp_path: Path) -> None:
     assert _kill_at(tmp_path, range(25, 200, 45)) >= 7
 

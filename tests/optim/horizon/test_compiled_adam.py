@@ -78,6 +78,7 @@ def test_steps_are_those_uncompiled(name: str) -> None:
         same(model, twin)
 
 
+@pytest.mark.slow
 @torch._dynamo.config.patch(recompile_limit=2)
 def test_sequences_of_many_lengths_are_compiled_steps(recwarn: pytest.WarningsRecorder) -> None:
     torch.manual_seed(0)
