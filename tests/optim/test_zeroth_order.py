@@ -178,7 +178,7 @@ def test_a_step_that_cannot_be_taken_moves_nothing_but_by_rounding(name: str) ->
     assert opt.param_groups[0]["step"] == 2
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ["mezo", pytest.param("fzoo", marks=pytest.mark.slow)])
 def test_it_trains(name: str) -> None:
     torch.manual_seed(0)
     model = nn.Linear(4, 3)

@@ -71,6 +71,7 @@ def test_relative_error_is_absolute_at_zero() -> None:
     assert nested_jvp.relative_error(3.0, -2.0) == 2.5
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_table() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "jetplane.testing.nested_jvp"], capture_output=True, text=True, check=True, timeout=120

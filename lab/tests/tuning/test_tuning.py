@@ -637,6 +637,7 @@ def test_the_command_goes_on_with_what_it_finds_and_refuses_what_differs(
     assert "warmup is 1 there and 2 here" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_command_shares_a_study_between_processes(tmp_path: Path) -> None:
     assert cli.main(_arguments(tmp_path, *_SMALL, "--jobs", "2")) == 0
     found = json.loads((tmp_path / "summary.json").read_text())

@@ -50,6 +50,7 @@ def test_a_compiled_plane_with_fused_layers_is_the_eager_one(
         torch.testing.assert_close(getattr(plane, part), getattr(expected, part), rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_compiled_step_with_a_backward_pass_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pooled, "_pays", lambda *_: True)
     monkeypatch.setattr(convolution_kernel, "pays", lambda *_, **__: True)
