@@ -122,8 +122,8 @@ class PairSet:
     def outer(self, a: Tensor, b: Tensor) -> Tensor:
         """Rows a_i * b_j, (rows, *S) from (K, *S); symmetric only if a and b are proportional row by row."""
         if self.shape == "diagonal":
-            if a is b and self._sums and _is_plain(a):  # a Laplacian's: read once, and no K rows are written
-                return torch.linalg.vector_norm(a, dim=0, keepdim=True).square()
+            if a is b and self._sums and _is_plain(a):
+                return _sum_of_squares(a)
             return self._collapse(a * b)
         if self.shape == "star":
             return self._collapse(a[:1] * b[1:])
@@ -233,11 +233,21 @@ def _is_few(rows: Tensor) -> bool:
 
 
 def _is_plain(rows: Tensor) -> bool:
-    """Whether a norm may stand for a sum of squares: real numbers, of which no derivative is wanted (at zero a norm has
+    """Whether these are many real numbers of which no derivative is wanted, in no traced program, where a compiler
 
-    none), and in no traced program (there a compiler makes one loop of product and sum).
+    makes one loop of product and sum.
     """
-    return type(rows) is Tensor and not rows.requires_grad and not rows.is_complex()
+    return type(rows) is Tensor and rows.numel() > _FEW * len(rows) and not (rows.requires_grad or rows.is_complex())
+
+
+def _sum_of_squares(rows: Tensor) -> Tensor:
+    """A Laplacian's sum over the rows, (1, *S): each is read once, and no squares of all rows are written."""
+    if not rows.is_cpu:  # one launch; on a CPU this reduction takes six times as long as product and sum
+        return torch.linalg.vector_norm(rows, dim=0, keepdim=True).square()
+    total = rows[0].square()
+    for row in rows[1:]:
+        total.addcmul_(row, row)
+    return total.unsqueeze(0)
 
 
 @cache
