@@ -107,6 +107,9 @@ class Problem:
 
     def _flat(self, given: Any, name: str) -> list[Any]:
         """The leaves of what is given for the primals."""
+        leaves, structure = _torch.pytree.tree_flatten(given)
+        if structure == self.structure:  # as nearly always: a compiled plane's call has no time for more
+            return leaves
         primals = _unflatten(self.leaves, self.structure)
         if isinstance(given, dict) and isinstance(primals, dict):
             lacking = [key for key in primals if key not in given]
@@ -116,10 +119,9 @@ class Problem:
                     f"the names of {name} lack {lacking or 'nothing'} and have {beyond or 'nothing'} beyond the "
                     "primals'; expected the same names, with zeros for what is not to move."
                 )
-            given = {key: given[key] for key in primals}  # in their order
-        leaves, structure = _torch.pytree.tree_flatten(given)
-        if structure == self.structure:
-            return leaves
+            leaves, structure = _torch.pytree.tree_flatten({key: given[key] for key in primals})  # in their order
+            if structure == self.structure:
+                return leaves
         found, expected = (" ".join(str(one).split()) for one in (structure, self.structure))
         raise ValueError(f"the structure of {name} is {found}; expected the primals' {expected}.")
 

@@ -7,6 +7,7 @@ size of one sample, and the batch's axes are those of the output.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from .. import _torch
 from ..algebra.curvature_table import Entry, entry
 from ..algebra.jet import HyperDual, Jet, PairSet, Quadratic
-from .directions import Basis, Given, Joined
+from .directions import Basis, Directions, Given, Joined
 from .problem import Problem, Read, Task, each
 
 __all__ = ["gradient", "hessian", "hvp", "hyperdual", "jet", "jvp", "laplacian", "quadratic", "quadratic_of"]
@@ -91,25 +92,26 @@ def quadratic_of(jet: Jet, pairs: PairSet, kind: Entry) -> Quadratic:
 def gradient(problem: Problem, *, batch_ndim: int = 0) -> Task:
     """All slopes along the coordinates."""
     basis = problem.basis(batch_ndim)
-    return Task(
-        basis,
-        PairSet.none(basis.k),
-        read=lambda jet: (jet.tangent.movedim(0, -1),),
-        result=lambda tree: (each(tree, lambda one: _by_primal(problem, basis, one.parts[0])),),
-        kind=batch_ndim,
-    )
+    return _coordinates(problem, basis, basis, PairSet.none(basis.k), lambda jet: jet.tangent)
 
 
 def hvp(problem: Problem, v: Any, *, batch_ndim: int = 0) -> Task:
     """A star of pairs: ``v``, with entries of its own for each sample, against the coordinates."""
     basis = problem.basis(batch_ndim)
     rows = Joined(Given(problem.single(v, "v")), basis)
+    return _coordinates(problem, basis, rows, PairSet.star(rows.k), lambda jet: jet.second)
+
+
+def _coordinates(
+    problem: Problem, basis: Basis, rows: Directions, pairs: PairSet, numbers: Callable[[Jet], Tensor]
+) -> Task:
+    """A task that reads a number for each coordinate, and gives them in the primals' structure."""
     return Task(
         rows,
-        PairSet.star(rows.k),
-        read=lambda jet: (jet.second.movedim(0, -1),),
+        pairs,
+        read=lambda jet: (numbers(jet).movedim(0, -1),),
         result=lambda tree: (each(tree, lambda one: _by_primal(problem, basis, one.parts[0])),),
-        kind=batch_ndim,
+        kind=basis.batch_ndim,
     )
 
 
